@@ -1,0 +1,98 @@
+"""Checks that name the argument, and the few helpers that every room needs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+
+def is_concrete(*values: Any) -> bool:
+    """Whether every leaf has a value now, rather than being traced by `jit`, `vmap` or `grad`."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse a number that is not finite and positive (a traced value passes: it has no value yet)."""
+    if is_concrete(value) and not (np.all(np.isfinite(value)) and np.all(np.asarray(value) > 0)):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def check_nonnegative(name: str, value: Any) -> None:
+    """Refuse a number that is negative or not finite (a traced value passes)."""
+    if is_concrete(value) and not (np.all(np.isfinite(value)) and np.all(np.asarray(value) >= 0)):
+        raise ValueError(f"{name} must be non-negative and finite, got {value}")
+
+
+def check_count(name: str, value: Any, at_least: int = 1) -> int:
+    """A whole number, at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < at_least:
+        raise ValueError(f"{name} must be a whole number, at least {at_least}, got {value!r}")
+    return int(value)
+
+
+def check_shape(name: str, array: Any, expected: Sequence[int | None]) -> None:
+    """Refuse an array whose shape differs from `expected`, where None stands for any size."""
+    shape = np.shape(array)
+    if len(shape) != len(expected) or any(
+        e is not None and s != e for s, e in zip(shape, expected, strict=True)
+    ):
+        wanted = "(" + ", ".join("any" if e is None else str(e) for e in expected) + ")"
+        raise ValueError(f"{name} must have shape {wanted}, got {tuple(shape)}")
+
+
+def steps_at(times: Any, step_size: Any, *, name: str = "times") -> tuple[int, ...]:
+    """Conditioning times as step numbers: increasing, positive multiples of `step_size`.
+
+    A time may be off its multiple by a thousandth of a step, which float32 times need.
+    """
+    if not is_concrete(step_size):
+        raise ValueError(
+            "step_size must have a value (not be traced) to turn times into steps; "
+            "to differentiate in step_size, use simulate, which counts in steps"
+        )
+    listed = np.atleast_1d(np.asarray(times, dtype=float))
+    if listed.ndim != 1 or listed.size == 0:
+        raise ValueError(f"{name} must be a non-empty list of times, got {times!r}")
+    ratio = listed / float(step_size)
+    steps = np.round(ratio)
+    for time, exact, step in zip(listed, ratio, steps, strict=True):
+        if not math.isfinite(time) or abs(exact - step) > 1e-3 or step < 1:
+            raise ValueError(f"{name} must be positive multiples of step_size={float(step_size)}, got {time}")
+    if np.any(np.diff(steps) <= 0):
+        raise ValueError(f"{name} must be strictly increasing, got {listed.tolist()}")
+    return tuple(int(s) for s in steps)
+
+
+def floats_to_arrays(tree: Any, dtype: Any) -> Any:
+    """Python floats as arrays of `dtype`, so that a sweep over a parameter compiles once.
+
+    An exact zero stays a static Python number: the work it would cause is skipped at trace time.
+    """
+
+    def convert(leaf: Any) -> Any:
+        is_number = isinstance(leaf, float) and not isinstance(leaf, bool)
+        return jnp.asarray(leaf, dtype) if is_number and leaf != 0.0 else leaf
+
+    return jax.tree.map(convert, tree)
+
+
+def is_static_zero(value: Any) -> bool:
+    """Whether `value` is the Python number 0, known when tracing."""
+    return isinstance(value, int | float) and value == 0
+
+
+def float_array(name: str, value: Any) -> Array:
+    """`value` as a floating JAX array (integers become the default float)."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__}") from error
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ValueError(f"{name} must hold real numbers, got dtype {array.dtype}")
+        array = array.astype(jnp.result_type(float))
+    return array

@@ -1,0 +1,34 @@
+"""Strict settings for every test: float64, no silent promotion of rank or dtype, shapes checked."""
+
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+with install_import_hook("malliavin_jax", "beartype.beartype"):
+    import malliavin_jax  # noqa: F401
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also run the long form of the tests")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        skip = pytest.mark.skip(reason="long form: pass --slow")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(params=[0, 1], ids=["seed0", "seed1"])
+def key(request):
+    """Two seeds: a statistical test must not hang on one of them."""
+    return jax.random.key(request.param)
