@@ -1,11 +1,31 @@
 """Observed points with their Malliavin weights: the hub that the estimators consume."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ._misc import is_concrete
+from ._misc import (
+    check_count,
+    check_positive,
+    check_shape,
+    float_array,
+    floats_to_arrays,
+    is_concrete,
+    steps_at,
+)
+from ._pilot import best_rate
+from ._types import Key
+from .forward import ForwardLearner, Path, Point, initial_shape, march, simulate
+from .weights import Canonical, Scheme, Windowed, check_fine_enough, weigh
+
+_CANONICAL_UP_TO = 5  # beyond, its O(d⁴) step costs more than its smaller variance gains
+_PILOT_EPISODES = 256
+_PILOT_RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class Samples(eqx.Module):
@@ -50,22 +70,162 @@ class Samples(eqx.Module):
         return self.x.shape[2]
 
 
+def observe(
+    key: Key,
+    learner: ForwardLearner,
+    *,
+    num_episodes: int,
+    times: Sequence[float] | Float[Any, " times"] | float,
+    scheme: Scheme | None = None,
+) -> Samples:
+    """Simulate `num_episodes` episodes and weigh them in the same pass; no path is stored.
+
+    - `times`: increasing conditioning times s, positive multiples of the learner's step size.
+    - `scheme`: the weight scheme; None takes `Canonical()` up to five dimensions and, beyond, `Windowed` at the rate that is
+      best on the first 256 episodes.
+
+    Episode i is `simulate(jax.random.split(key, num_episodes)[i], learner, …)` weighed by `weigh`; the numbers do not
+    depend on `times`, on batching or on the number of devices.
+    """
+    num_episodes = check_count("num_episodes", num_episodes)
+    dim, dtype = initial_shape(learner)
+    stops = steps_at(times, learner.step_size)
+    learner = floats_to_arrays(learner, dtype)
+    if scheme is None and dim > _CANONICAL_UP_TO:
+        scheme = _tuned(_pilot_paths(key, learner, num_episodes, stops[-1]))
+    scheme = Canonical() if scheme is None else floats_to_arrays(scheme, dtype)
+    samples = _observe(key, learner, scheme, num_episodes, stops)
+    check_fine_enough(samples.weight, samples.observed, scheme)
+    return samples
+
+
+@eqx.filter_jit
+def _observe(
+    key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]
+) -> Samples:
+    def episode(key: Key) -> tuple[Array, ...]:
+        _, (point, weight), length = march(
+            key,
+            learner,
+            stops,
+            init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
+            step=scheme.step,
+            read=lambda point, state: (point, scheme.weight(state)),
+        )
+        return _masked(point, weight, jnp.asarray(stops) <= length)
+
+    return Samples(*jax.vmap(episode)(jax.random.split(key, num_episodes)))
+
+
+def samples_from_paths(
+    x: Any,
+    gradient: Any,
+    hessian: Any,
+    *,
+    step_size: float,
+    times: Sequence[float] | Float[Any, " times"] | float,
+    scheme: Scheme | None = None,
+    inverse_temperature: float = 1.0,
+    lengths: Any = None,
+) -> Samples:
+    """Weigh recorded episodes: `x` and `gradient` (episodes, points, d), `hessian` (episodes, points, d, d).
+
+    Row k is the state after k steps of size `step_size`; row 0 is the start. `lengths` (episodes,) gives the number of steps
+    each episode really made, if they differ: later rows are ignored, whatever they hold, and conditioning times past an
+    episode's end are marked unobserved. `times` and `scheme` are as in `observe`.
+    """
+    x, gradient, hessian = (
+        float_array("x", x),
+        float_array("gradient", gradient),
+        float_array("hessian", hessian),
+    )
+    check_shape("x", x, (None, None, None))
+    episodes, points, dim = x.shape
+    check_shape("gradient", gradient, x.shape)
+    check_shape("hessian", hessian, (*x.shape, dim))
+    check_positive("step_size", step_size)
+    check_positive("inverse_temperature", inverse_temperature)
+    stops = steps_at(times, step_size)
+    if stops[-1] >= points:
+        last = (points - 1) * float(step_size)
+        raise ValueError(
+            f"times must lie inside the recorded paths, which end at {last}, got {stops[-1] * float(step_size)}"
+        )
+    lengths = jnp.full(episodes, points - 1, jnp.int32) if lengths is None else jnp.asarray(lengths)
+    check_shape("lengths", lengths, (episodes,))
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(f"lengths must be whole numbers of steps, got dtype {lengths.dtype}")
+    if is_concrete(lengths) and not (0 <= int(jnp.min(lengths)) <= int(jnp.max(lengths)) < points):
+        raise ValueError(
+            f"lengths must be between 0 and {points - 1} steps, got {int(jnp.min(lengths))} to {int(jnp.max(lengths))}"
+        )
+    seen = jnp.arange(points)[None, :] <= lengths[:, None]
+    _check_finite({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
+    scalars = (
+        jnp.broadcast_to(jnp.asarray(v, x.dtype), (episodes,)) for v in (step_size, inverse_temperature)
+    )
+    paths = Path(x, gradient, hessian, *scalars, lengths.astype(jnp.int32))
+    if scheme is None:
+        pilot = jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths)
+        scheme = Canonical() if dim <= _CANONICAL_UP_TO else _tuned(pilot)
+    samples = _weigh_at(paths, floats_to_arrays(scheme, x.dtype), stops)
+    check_fine_enough(samples.weight, samples.observed, scheme)
+    return samples
+
+
+@eqx.filter_jit
+def _weigh_at(paths: Path, scheme: Scheme, stops: tuple[int, ...]) -> Samples:
+    at = jnp.asarray(stops)
+
+    def episode(path: Path) -> tuple[Array, ...]:
+        point = Point(path.x[at], path.gradient[at], path.hessian[at])
+        return _masked(point, weigh(path, scheme)[at], at <= path.length)
+
+    return Samples(*jax.vmap(episode)(paths))
+
+
+def _masked(point: Point, weight: Array, observed: Bool[Array, " times"]) -> tuple[Array, ...]:
+    """The fields of `Samples` for one episode, NaN past its end."""
+
+    def mask(leaf: Array) -> Array:
+        return jnp.where(observed.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.nan)
+
+    return (*map(mask, point), mask(weight), observed)
+
+
+def _pilot_paths(key: Key, learner: ForwardLearner, num_episodes: int, num_steps: int) -> Path:
+    keys = jax.random.split(key, num_episodes)[:_PILOT_EPISODES]
+    return eqx.filter_jit(jax.vmap(lambda k: simulate(k, learner, num_steps)))(keys)
+
+
+def _tuned(pilot: Path) -> Windowed:
+    return Windowed(best_rate(pilot, jnp.asarray(_PILOT_RATES, pilot.x.dtype)))
+
+
+def _check_finite(arrays: dict[str, Array], where: Array, axis: str) -> None:
+    """Name the first value that is not finite among those that count."""
+    if not is_concrete(arrays, where):
+        return
+    where = np.asarray(where)
+    for name, array in arrays.items():
+        finite = np.isfinite(np.asarray(array)).reshape(*where.shape, -1).all(-1)
+        bad = np.argwhere(where & ~finite)
+        if len(bad):
+            raise ValueError(
+                f"{name} must be finite where observed; first bad value at episode {bad[0][0]}, {axis} {bad[0][1]} "
+                f"({len(bad)} in all)"
+            )
+
+
 def check_samples(samples: Samples, *, at_least: int = 2) -> None:
     """Refuse samples that no estimator can use: too few episodes, or non-finite observed values."""
     if samples.num_episodes < at_least:
         raise ValueError(f"samples must hold at least {at_least} episodes, got {samples.num_episodes}")
-    if not is_concrete(samples):
-        return
-    observed = np.asarray(samples.observed)
-    for name in ("x", "gradient", "hessian", "weight"):
-        values = np.asarray(getattr(samples, name))
-        finite = np.isfinite(values).reshape(*observed.shape, -1).all(-1)
-        bad = np.argwhere(observed & ~finite)
-        if bad.size:
-            episode, time = bad[0]
+    names = ("x", "gradient", "hessian", "weight")
+    _check_finite({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")
+    if is_concrete(samples.observed):
+        seen = int(jnp.count_nonzero(samples.observed.any(1)))
+        if seen < at_least:
             raise ValueError(
-                f"samples.{name} must be finite where observed; first bad value at episode {episode}, "
-                f"time {time} ({len(bad)} in all)"
+                f"samples must hold at least {at_least} episodes with an observed point, got {seen}"
             )
-    if np.count_nonzero(observed.any(1)) < at_least:
-        raise ValueError(f"samples must hold at least {at_least} episodes with an observed point")
