@@ -1,8 +1,28 @@
-"""Conditional expectations on events of probability zero, with standard errors."""
+"""Conditional expectations on events of probability zero, with standard errors.
+
+For every localizer (K, G), with w = K(X−α) + G(X−α)·S,
+
+    E[ℓ | X_s = α] = E[w ℓ − ∇ℓ·G] / E[w],        p_s(α) = E[w].
+
+Numerators and denominators are sums over episodes and times; the standard error is that of a ratio (delta method), with the
+points of one episode, which are dependent, added up before they are squared.
+"""
+
+from typing import NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
 
+from ._misc import check_shape
 from ._types import Flag, Scalar, Vector
+from .localize import AbstractLocalizer
+from .observe import Samples, check_samples
+
+CHUNK = 4096  # points weighed at once: queries × CHUNK numbers sit in memory, never queries × samples
+SIGNIFICANT = 3.0  # a density this many standard errors above zero carries an estimate
 
 
 class Estimate(eqx.Module):
@@ -10,14 +30,159 @@ class Estimate(eqx.Module):
 
     - `value`: the conditional expectation E[ℓ | X_s = α], one entry per component of ℓ.
     - `stderr`: its standard error, in the units of `value`.
-    - `density`: the estimated density p̂_s(α), in 1/(units of x)^d.
+    - `density`: the estimated density p̂_s(α), in 1/(units of x)^d, averaged over the conditioning times.
     - `density_stderr`: its standard error.
     - `trusted`: False where the data cannot carry the estimate (α outside the observed region, or a density
-      not significantly positive); `value` is then an extrapolation and `stderr` is infinite.
+      not significantly positive).
     """
 
-    value: Vector
-    stderr: Vector
+    value: Float[Array, " m"]
+    stderr: Float[Array, " m"]
     density: Scalar
     density_stderr: Scalar
     trusted: Flag
+
+
+class Bank(eqx.Module):
+    """Points with the values ℓ to average and their Jacobians ∇ℓ; unobserved points have been set to 0."""
+
+    x: Float[Array, "episodes times d"]
+    weight: Float[Array, "episodes times d"]
+    values: Float[Array, "episodes times m"]
+    jacobians: Float[Array, "episodes times m d"]
+    observed: Bool[Array, "episodes times"]
+
+
+class Sums(NamedTuple):
+    """Sums over episodes of n = Σ_times (w ℓ − ∇ℓ·G), of w = Σ_times w, and of their products."""
+
+    n: Float[Array, " m"]
+    w: Scalar
+    nn: Float[Array, " m"]
+    nw: Float[Array, " m"]
+    ww: Scalar
+
+    def shifted(self, by: Float[Array, " m"]) -> "Sums":
+        """The sums for ℓ + by: n becomes n + by·w."""
+        nn = self.nn + 2 * by * self.nw + by**2 * self.ww
+        return Sums(self.n + by * self.w, self.w, nn, self.nw + by * self.ww, self.ww)
+
+
+def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
+    """A bank with zeros in place of what was not observed (a zero times a mask is zero; a NaN is not)."""
+
+    def clean(array: Array) -> Array:
+        seen = samples.observed.reshape(*samples.observed.shape, *(1,) * (array.ndim - 2))
+        return jnp.where(seen, array, 0)
+
+    return Bank(clean(samples.x), clean(samples.weight), clean(values), clean(jacobians), samples.observed)
+
+
+def episode_terms(bank: Bank, alpha: Vector, localizer: AbstractLocalizer) -> tuple[Array, Array]:
+    """n (episodes, m) and w (episodes,) of every episode in the bank."""
+    K, G = jax.vmap(jax.vmap(localizer))(bank.x - alpha[None, None, :])
+    seen = bank.observed.astype(bank.x.dtype)
+    w = seen * (K + jnp.sum(G * bank.weight, -1))
+    n = w[..., None] * bank.values - seen[..., None] * jnp.sum(bank.jacobians * G[..., None, :], -1)
+    return jnp.sum(n, 1), jnp.sum(w, 1)
+
+
+def localized_sums(bank: Bank, alpha: Vector, localizer: AbstractLocalizer) -> Sums:
+    """The sums at α, over chunks of the bank."""
+
+    def sums(part: Bank) -> Sums:
+        n, w = episode_terms(part, alpha, localizer)
+        return Sums(jnp.sum(n, 0), jnp.sum(w), jnp.sum(n * n, 0), w @ n, w @ w)
+
+    return sum_over_chunks(sums, bank)
+
+
+def sum_over_chunks(function, bank: Bank):
+    """Σ of `function(part)` over parts of `bank` of at most CHUNK points."""
+    episodes, times, _ = bank.x.shape
+    size = max(1, CHUNK // times)
+    if episodes <= size:
+        return function(bank)
+    whole = episodes // size
+    head = jax.tree.map(lambda leaf: leaf[: whole * size].reshape(whole, size, *leaf.shape[1:]), bank)
+    rest = jax.tree.map(lambda leaf: leaf[whole * size :], bank)
+    first = function(jax.tree.map(lambda leaf: leaf[0], head))
+    body = lambda total, part: (jax.tree.map(jnp.add, total, function(part)), None)
+    total, _ = lax.scan(body, first, jax.tree.map(lambda leaf: leaf[1:], head))
+    return jax.tree.map(jnp.add, total, function(rest)) if episodes % size else total
+
+
+def ratio_estimate(sums: Sums, episodes: Array | int, points: Array | int, inside: Flag) -> Estimate:
+    """The ratio with its standard errors, `points` being the number of observed points in all `episodes`."""
+    tiny = jnp.finfo(sums.w.dtype).tiny
+    safe = jnp.where(jnp.abs(sums.w) > tiny, sums.w, 1)
+    value = jnp.where(jnp.abs(sums.w) > tiny, sums.n / safe, 0)
+    variance = jnp.maximum(sums.shifted(-value).nn, 0)  # Σ (n − ρ w)²
+    stderr = jnp.sqrt(variance) / jnp.abs(safe)
+    density = sums.w / points
+    spread = jnp.maximum(sums.ww - sums.w**2 / episodes, 0)
+    density_stderr = jnp.sqrt(spread) / points
+    trusted = inside & (density > SIGNIFICANT * density_stderr)
+    return Estimate(value, stderr, density, density_stderr, trusted)
+
+
+def bounds(samples: Samples) -> tuple[Vector, Vector]:
+    """The smallest box that holds every observed position."""
+    seen = samples.observed[..., None]
+    low = jnp.min(jnp.where(seen, samples.x, jnp.inf), (0, 1))
+    return low, jnp.max(jnp.where(seen, samples.x, -jnp.inf), (0, 1))
+
+
+def conditional_expectation(
+    samples: Samples,
+    values: Float[Array, "episodes times m"],
+    jacobians: Float[Array, "episodes times m d"],
+    alpha: Vector,
+    localizer: AbstractLocalizer,
+) -> Estimate:
+    """E[ℓ(X_s) | X_s = α] for any ℓ with m components, given its `values` ℓ(X_s) and `jacobians` ∇ℓ(X_s).
+
+    ℓ = g, the learner's gradient, with the Hessian for Jacobian, is the counterfactual gradient. `stderr` is that of the
+    ratio, clustered by episode. The estimate is unbiased for every length of the localizer (up to the core of `Gaussian`).
+    """
+    check_samples(samples)
+    shape = samples.x.shape
+    check_shape("alpha", alpha, (samples.dim,))
+    check_shape("values", values, (*shape[:2], None))
+    check_shape("jacobians", jacobians, (*values.shape, samples.dim))
+    seen = samples.observed[..., None]
+    # Squares of centred values do not cancel in float32.
+    centre = jnp.sum(jnp.where(seen, values, 0), (0, 1)) / jnp.maximum(jnp.sum(seen), 1)
+    bank = make_bank(samples, values - centre[None, None, :], jacobians)
+    low, high = bounds(samples)
+    inside = jnp.all((alpha >= low) & (alpha <= high))
+    sums = localized_sums(bank, alpha, localizer)
+    estimate = ratio_estimate(sums, samples.num_episodes, jnp.sum(samples.observed), inside)
+    return eqx.tree_at(lambda e: e.value, estimate, estimate.value + centre)
+
+
+def density(samples: Samples, alpha: Vector, localizer: AbstractLocalizer) -> tuple[Scalar, Scalar]:
+    """The density p̂_s(α) of the observed positions, averaged over the times, and its standard error."""
+    nothing = jnp.zeros((*samples.x.shape[:2], 1), samples.x.dtype)
+    estimate = conditional_expectation(
+        samples, nothing, jnp.zeros((*nothing.shape, samples.dim), nothing.dtype), alpha, localizer
+    )
+    return estimate.density, estimate.density_stderr
+
+
+def score(samples: Samples, alpha: Vector, length: float | Scalar) -> tuple[Vector, Vector]:
+    """The score ∇ log p_s(α) = −E[S | X_s = α], and its standard error, by a Gaussian kernel of the given length.
+
+    The weights' own derivative is not observed, so this average keeps the kernel's bias, of order length².
+    """
+    check_samples(samples)
+    check_shape("alpha", alpha, (samples.dim,))
+    bank = make_bank(samples, -samples.weight, jnp.zeros((*samples.x.shape, samples.dim), samples.x.dtype))
+
+    def kernel_only(y: Vector) -> tuple[Scalar, Vector]:
+        h = jnp.asarray(length, y.dtype)
+        return jnp.exp(-jnp.sum(y * y) / (2 * h * h)), jnp.zeros_like(y)
+
+    sums = localized_sums(bank, alpha, kernel_only)
+    estimate = ratio_estimate(sums, samples.num_episodes, jnp.sum(samples.observed), jnp.asarray(True))
+    return estimate.value, estimate.stderr

@@ -112,7 +112,7 @@ def _observe(
             step=scheme.step,
             read=lambda point, state: (point, scheme.weight(state)),
         )
-        return _masked(point, weight, jnp.asarray(stops) <= length)
+        return _masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
 
     return Samples(*jax.vmap(episode)(jax.random.split(key, num_episodes)))
 
@@ -155,11 +155,11 @@ def samples_from_paths(
     check_shape("lengths", lengths, (episodes,))
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(f"lengths must be whole numbers of steps, got dtype {lengths.dtype}")
-    if is_concrete(lengths) and not (0 <= int(jnp.min(lengths)) <= int(jnp.max(lengths)) < points):
+    if is_concrete(lengths) and not (0 <= np.min(lengths) <= np.max(lengths) < points):
         raise ValueError(
-            f"lengths must be between 0 and {points - 1} steps, got {int(jnp.min(lengths))} to {int(jnp.max(lengths))}"
+            f"lengths must be between 0 and {points - 1} steps, got {np.min(lengths)} to {np.max(lengths)}"
         )
-    seen = jnp.arange(points)[None, :] <= lengths[:, None]
+    seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
     _check_finite({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
     scalars = (
         jnp.broadcast_to(jnp.asarray(v, x.dtype), (episodes,)) for v in (step_size, inverse_temperature)
@@ -175,7 +175,7 @@ def samples_from_paths(
 
 @eqx.filter_jit
 def _weigh_at(paths: Path, scheme: Scheme, stops: tuple[int, ...]) -> Samples:
-    at = jnp.asarray(stops)
+    at = jnp.asarray(stops, paths.length.dtype)
 
     def episode(path: Path) -> tuple[Array, ...]:
         point = Point(path.x[at], path.gradient[at], path.hessian[at])
@@ -224,7 +224,7 @@ def check_samples(samples: Samples, *, at_least: int = 2) -> None:
     names = ("x", "gradient", "hessian", "weight")
     _check_finite({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")
     if is_concrete(samples.observed):
-        seen = int(jnp.count_nonzero(samples.observed.any(1)))
+        seen = int(np.count_nonzero(np.asarray(samples.observed).any(1)))
         if seen < at_least:
             raise ValueError(
                 f"samples must hold at least {at_least} episodes with an observed point, got {seen}"

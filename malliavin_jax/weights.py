@@ -10,8 +10,10 @@ every step. Throughout, M = I − εH_k is the Jacobian of one step and σ² = 2
 
 The divergence needs ∂³L. `third` says where from:
 
-- `"covariation"`: ε ∂_a∂_b∂_p L ≈ (β/2) ΔH_ab ΔX_p, the quadratic covariation of Hessian and position; any dimension,
-  observed Hessians only, blind to gradient noise. The default.
+- `"covariation"`: ε ∂_a∂_b∂_p L ≈ ε ΔH_ab ξ_p/σ, the quadratic covariation of Hessian and noise; any dimension, observed
+  Hessians only. By Stein's lemma its mean is ε E ∂_a∂_b∂_p L(X_{k+1}) whatever the gradient noise and the minibatches:
+  ΔX in place of σξ would add the noise's own variance to ξ's, and the covariance of a batch's gradient and Hessian.
+  The default.
 - `"divided"`: ε ΔH/ΔX, in one dimension.
 - `"ito"`: β (g_{k+1} − g_k − H_k ΔX), the paper's; biased when gradients are noisy, because the noise of the last
   gradient then enters both the weight and the value it multiplies. `Canonical` takes it in one dimension only.
@@ -19,11 +21,12 @@ The divergence needs ∂³L. `third` says where from:
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -37,6 +40,7 @@ Third = Literal["covariation", "divided", "ito"] | Callable[[Vector], Float[Arra
 State = TypeVar("State")
 
 
+@runtime_checkable
 class Scheme(Protocol[State]):
     """What `weigh` and `observe` need of a weight scheme."""
 
@@ -205,7 +209,7 @@ def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
         return state, scheme.weight(state)
 
     _, weights = lax.scan(body, scheme.init(dim, dtype), (before, after))
-    check_fine_enough(weights, jnp.arange(1, path.num_steps + 1) <= path.length, scheme)
+    check_fine_enough(weights, jnp.arange(1, path.num_steps + 1, dtype=path.length.dtype) <= path.length, scheme)
     return jnp.concatenate([jnp.zeros((1, dim), dtype), weights])
 
 
@@ -213,11 +217,12 @@ def check_fine_enough(weight: Array, observed: Array, scheme: Scheme) -> None:
     """Raise where a window scheme met a step with εH ≥ 1 (silent while tracing: the weight is NaN then)."""
     if not is_concrete(weight, observed):
         return
-    bad = int(jnp.count_nonzero(observed & ~jnp.isfinite(weight).all(-1)))
+    seen = np.asarray(observed)  # NumPy: inside another function's jit these concrete values stay concrete
+    bad = np.count_nonzero(seen & ~np.isfinite(np.asarray(weight)).all(-1))
     if bad:
         raise ValueError(
             f"the chain is too coarse for {type(scheme).__name__}: I − εH was not positive definite before "
-            f"{bad} of {int(jnp.count_nonzero(observed))} weights (or the path itself is not finite); "
+            f"{bad} of {np.count_nonzero(seen)} weights (or the path itself is not finite); "
             "use Canonical(), or a learner with a smaller step_size"
         )
 
@@ -241,19 +246,19 @@ def _scaled_noise(transition: Transition) -> Tensor:
 
 def _rank_one(third: str, transition: Transition) -> tuple[Tensor, Tensor]:
     """K and y with ε ∂_a∂_b∂_p L ≈ K_ab y_p."""
-    before, after, _, inverse_temperature = transition
-    dx, dh = after.x - before.x, after.hessian - before.hessian
     if third == "covariation":
-        return unroll(dh * (inverse_temperature / 2)), unroll(dx)
-    return _trace_term(third, transition)[:, None], unroll(jnp.ones_like(dx))  # one dimension
+        change = transition.after.hessian - transition.before.hessian
+        return unroll(transition.step_size * change), _scaled_noise(transition)
+    return _trace_term(third, transition)[:, None], unroll(jnp.ones_like(transition.before.x))  # one dimension
 
 
 def _trace_term(third: str, transition: Transition) -> Tensor:
     """ε times the gradient of the Laplacian of L, from what is observed."""
+    if third == "covariation":
+        change, noise = _rank_one(third, transition)
+        return change @ noise
     before, after, step_size, inverse_temperature = transition
     dx, dh = after.x - before.x, after.hessian - before.hessian
-    if third == "covariation":
-        return unroll(dh * (inverse_temperature / 2)) @ unroll(dx)
     if third == "ito":
         change = inverse_temperature * (after.gradient - before.gradient)
         return unroll(change) - unroll(inverse_temperature * before.hessian) @ unroll(dx)

@@ -1,0 +1,122 @@
+"""Choosing the localizer from the data.
+
+The length needs no trade-off: every length is unbiased, so the one with the smallest *estimated standard error* is taken. The
+core of the Gaussian localizer is the one true choice between bias and variance: with e₀ the smallest core as the reference,
+
+    risk(e) = max(0, mean_α[(v_e − v_{e₀})² − Var(v_e − v_{e₀})]) + mean_α se_e²,
+
+each core with its best length, and the variance of the difference from the difference of the two influence functions.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ._tail import spread
+from ._types import Scalar, Vector
+from .conditional import Bank, Sums, episode_terms, localized_sums, ratio_estimate
+from .localize import AbstractLocalizer, Gaussian, Laplace
+from .observe import Samples
+from .potentials import AbstractPotential
+
+_ALPHAS = 32  # places at which candidates are compared: samples themselves, so that they follow the density
+_PILOT = 20_000  # episodes on which lengths are compared: which is best does not depend on the number
+_LENGTHS = (0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.38, 0.55, 0.8, 1.15, 1.7, 2.5, 4.0, 8.0)
+_LENGTHS_BEYOND = (0.35, 0.6, 1.0, 1.7, 3.0, 6.0)
+_CORES = (0.06, 0.1, 0.15, 0.22, 0.32, 0.47, 0.7, 1.0)
+
+
+class Fold(eqx.Module):
+    """Residuals g − ∇m(X), H − ∇²m(X) of some episodes against a potential m fitted elsewhere (or none)."""
+
+    bank: Bank
+    potential: AbstractPotential | None
+
+    def model(self, alpha: Vector) -> Vector:
+        return jnp.zeros_like(alpha) if self.potential is None else self.potential.gradient(alpha)
+
+
+class Choice(NamedTuple):
+    """A localizer and its estimated mean squared error, to compare with that of another choice."""
+
+    localizer: AbstractLocalizer
+    risk: Scalar
+
+
+def fold_sums(fold: Fold, alpha: Vector, sums: Sums) -> Sums:
+    """Sums of residuals with the model added back: ℓ = (g − m(X)) + m(α)."""
+    return sums.shifted(fold.model(alpha))
+
+
+def add_sums(parts: list[Sums]) -> Sums:
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
+
+
+@eqx.filter_jit
+def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
+    """The best localizer: `Laplace` in one dimension, `Gaussian` beyond."""
+    scale = spread(samples)
+    alphas = _typical_points(samples)
+    pilot = tuple(_first(fold, _PILOT // len(folds)) for fold in folds)
+    shrink = sum(f.bank.x.shape[0] for f in pilot) / sum(f.bank.x.shape[0] for f in folds)
+
+    def errors(localizer: AbstractLocalizer) -> Float[Array, " alphas"]:
+        def at(alpha: Vector) -> Scalar:
+            total = add_sums([fold_sums(f, alpha, localized_sums(f.bank, alpha, localizer)) for f in pilot])
+            return shrink * jnp.sum(ratio_estimate(total, 1, 1, jnp.asarray(True)).stderr ** 2)
+
+        return jax.vmap(at)(alphas)
+
+    if samples.dim == 1:
+        lengths = scale * jnp.asarray(_LENGTHS, scale.dtype)
+        squares = lax.map(lambda h: errors(Laplace(h)), lengths)
+        best = jnp.argmin(jnp.mean(jnp.log(squares + jnp.finfo(squares.dtype).tiny), 1))
+        return Choice(Laplace(lengths[best]), jnp.mean(squares[best]))
+
+    cores, lengths = (scale * jnp.asarray(c, scale.dtype) for c in (_CORES, _LENGTHS_BEYOND))
+    grid = jnp.stack(jnp.meshgrid(cores, lengths, indexing="ij"), -1).reshape(-1, 2)
+    squares = lax.map(lambda pair: jnp.mean(errors(Gaussian(pair[1], pair[0]))), grid).reshape(len(_CORES), -1)
+    best_length = lengths[jnp.argmin(squares, 1)]
+    risks = _risks(folds, alphas, cores, best_length)
+    best = jnp.argmin(risks)
+    return Choice(Gaussian(best_length[best], cores[best]), risks[best])
+
+
+def _risks(folds: tuple[Fold, ...], alphas: Array, cores: Array, lengths: Array) -> Float[Array, " cores"]:
+    def at(alpha: Vector) -> tuple[Array, Array]:
+        def one(core: Scalar, length: Scalar) -> tuple[Array, Array]:
+            terms = [episode_terms(fold.bank, alpha, Gaussian(length, core)) for fold in folds]
+            n = jnp.concatenate([n + w[:, None] * f.model(alpha)[None] for (n, w), f in zip(terms, folds, strict=True)])
+            w = jnp.concatenate([w for _, w in terms])
+            total = jnp.sum(w)
+            value = jnp.sum(n, 0) / total
+            return value, (n - w[:, None] * value[None]) / total
+
+        value, influence = jax.vmap(one)(cores, lengths)
+        excess = (value - value[:1]) ** 2 - jnp.sum((influence - influence[:1]) ** 2, 1)
+        return jnp.sum(excess, -1), jnp.sum(influence**2, (1, 2))
+
+    excess, variance = lax.map(at, alphas)
+    return jnp.maximum(jnp.mean(excess, 0), 0) + jnp.mean(variance, 0)
+
+
+def _first(fold: Fold, episodes: int) -> Fold:
+    return Fold(jax.tree.map(lambda leaf: leaf[:episodes], fold.bank), fold.potential)
+
+
+def _typical_points(samples: Samples) -> Float[Array, "alphas d"]:
+    """Samples spread evenly over the central nine tenths of the data."""
+    x = samples.x.reshape(-1, samples.dim)
+    seen = samples.observed.reshape(-1)
+    count = jnp.maximum(jnp.sum(seen), 1).astype(x.dtype)
+    clean = jnp.where(seen[:, None], x, 0)
+    mean = jnp.sum(clean, 0) / count
+    centred = jnp.where(seen[:, None], x - mean[None], 0)
+    deviation = jnp.sqrt(jnp.sum(centred**2, 0) / count) + jnp.finfo(x.dtype).tiny
+    distance = jnp.where(seen, jnp.sum((centred / deviation[None]) ** 2, 1), jnp.inf)
+    rank = (jnp.arange(_ALPHAS, dtype=x.dtype) + 0.5) / _ALPHAS * 0.9 * count
+    return x[jnp.argsort(distance)[rank.astype(jnp.int32)]]

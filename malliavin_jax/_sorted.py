@@ -1,0 +1,114 @@
+"""The Laplace localizer in one dimension, at O(log N) a query.
+
+Right of α every sum is Σ_{x > α} e^{−(x−α)/h} c = e^{−(x_j−α)/h} R_j, with x_j the first sample right of α and R_j the running sum
+R_j = c_j + e^{−(x_{j+1}−x_j)/h} R_{j+1}; left of α likewise. The running sums come from one associative scan whose factors are
+all at most 1, so nothing cancels, in float32 either.
+
+The squares that standard errors need are running sums too. Write an episode's term as n = R + L, its samples right and left of
+α. When α passes a sample, R and L change by that sample's coefficients, so R² (which decays at rate 2/h), L² and the product RL
+(which does not decay) are running sums of increments made of the sample and of its own episode's partial sums.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from ._misc import is_concrete
+from ._types import Scalar, Vector
+from .conditional import Bank, Sums
+
+
+class SortedBank(eqx.Module):
+    """Sorted positions with their running sums; `sums(alpha)` is `localized_sums(bank, alpha, Laplace(length))`."""
+
+    x: Float[Array, " points"]
+    right: Float[Array, "points+1 5"]  # n, w, nn, nw, ww of the samples from here on to the right
+    left: Float[Array, "points+1 5"]
+    mixed: Float[Array, "points+1 3"]
+    length: Scalar
+
+    def sums(self, alpha: Vector) -> Sums:
+        points = self.x.shape[0]
+        place = jnp.searchsorted(self.x, alpha[0], side="right", method="scan")
+        zero = jnp.zeros((), alpha.dtype)
+        to_right = jnp.where(place < points, self.x[jnp.minimum(place, points - 1)] - alpha[0], zero)
+        to_left = jnp.where(place > 0, alpha[0] - self.x[jnp.maximum(place - 1, 0)], zero)
+        total = self.right[place] * _decay(to_right / self.length) + self.left[place] * _decay(to_left / self.length)
+        n, w, nn, nw, ww = total + jnp.pad(self.mixed[place], (2, 0))
+        return Sums(n[None], w, nn[None], nw[None], ww)
+
+
+def _decay(distance: Array) -> Array:
+    """First powers for the sums, second powers for the squares."""
+    return jnp.exp(-distance[..., None] * jnp.asarray([1, 1, 2, 2, 2], distance.dtype))
+
+
+def sort_bank(bank: Bank, length: Scalar) -> SortedBank:
+    """Sort a one-dimensional bank and accumulate its running sums."""
+    x, S = bank.x[..., 0], bank.weight[..., 0]
+    value, slope = bank.values[..., 0], bank.jacobians[..., 0, 0]
+    h = jnp.asarray(length, x.dtype)
+    seen = bank.observed.astype(x.dtype)
+    x = jnp.where(bank.observed, x, jnp.max(jnp.where(bank.observed, x, -jnp.inf)))
+    # (n, w) of a sample per unit of e^{−|x−α|/h}: G = ±½ e^{−|y|/h} right and left of α.
+    w_right, w_left = seen * (1 / h + S) / 2, seen * (1 / h - S) / 2
+    right = jnp.stack([w_right * value - seen * slope / 2, w_right], -1)
+    left = jnp.stack([w_left * value + seen * slope / 2, w_left], -1)
+    others_right, others_left = _episode_partial_sums(x, right, left, h)
+    right_all = jnp.concatenate([right, _increments(right, others_right)], -1)
+    left_all = jnp.concatenate([left, _increments(left, others_left)], -1)
+    mixed = _products(others_right, left) - _products(right, others_left)
+
+    flat = x.reshape(-1)
+    order = jnp.asarray(np.argsort(np.asarray(flat))) if is_concrete(flat) else jnp.argsort(flat)
+    flat = flat[order]
+    gap = _decay(jnp.diff(flat) / h)
+    ones = jnp.ones((1, 5), x.dtype)
+    left_sums = _running_sum(left_all.reshape(-1, 5)[order], jnp.concatenate([ones, gap]))
+    right_sums = _running_sum(right_all.reshape(-1, 5)[order][::-1], jnp.concatenate([gap, ones])[::-1])[::-1]
+    none = jnp.zeros((1, 5), x.dtype)
+    return SortedBank(
+        flat,
+        right=jnp.concatenate([right_sums, none]),
+        left=jnp.concatenate([none, left_sums]),
+        mixed=jnp.concatenate([none[:, :3], jnp.cumsum(mixed.reshape(-1, 3)[order], 0)]),
+        length=h,
+    )
+
+
+def _running_sum(terms: Float[Array, "points k"], factors: Float[Array, "points k"]) -> Float[Array, "points k"]:
+    """y_j = terms_j + factors_j y_{j−1}."""
+
+    def combine(before, after):
+        return before[0] * after[0], after[0] * before[1] + after[1]
+
+    return lax.associative_scan(combine, (factors, terms))[1]
+
+
+def _episode_partial_sums(x: Array, right: Array, left: Array, h: Scalar) -> tuple[Array, Array]:
+    """For each sample: its own episode's other samples, right of it and left of it, scaled to its place."""
+    times = x.shape[1]
+    if times == 1:
+        return jnp.zeros_like(right), jnp.zeros_like(left)
+    apart = x[:, None, :] - x[:, :, None]  # [e, t, t']: from sample t to sample t'
+    later = jnp.arange(times)[None, :] > jnp.arange(times)[:, None]
+    is_right = (apart > 0) | ((apart == 0) & later[None])
+    decay = jnp.exp(-jnp.abs(apart) / h)
+    off_diagonal = ~jnp.eye(times, dtype=bool)[None]
+    to_right = jnp.where(is_right & off_diagonal, decay, 0)
+    to_left = jnp.where(~is_right & off_diagonal, decay, 0)
+    return jnp.einsum("ets,esk->etk", to_right, right), jnp.einsum("ets,esk->etk", to_left, left)
+
+
+def _increments(own: Array, others: Array) -> Array:
+    """Growth of nn, nw, ww when `own` joins `others`."""
+    (n, w), (N, W) = jnp.moveaxis(own, -1, 0), jnp.moveaxis(others, -1, 0)
+    return jnp.stack([n * n + 2 * n * N, n * w + n * W + w * N, w * w + 2 * w * W], -1)
+
+
+def _products(right: Array, left: Array) -> Array:
+    """What the product of the two sides adds to nn, nw, ww."""
+    (n, w), (N, W) = jnp.moveaxis(right, -1, 0), jnp.moveaxis(left, -1, 0)
+    return jnp.stack([2 * n * N, n * W + w * N, 2 * w * W], -1)

@@ -1,0 +1,102 @@
+"""Where there is no data: an average of observed tangent planes, and a spring beyond the observed region.
+
+A ratio whose denominator is noise explodes. There a field returns instead the average of the planes g_i + H_i (α − X_i)
+of the samples around α, with positive weights (1 + |X_i − α|²/ℓ²)^{−(3 + d/2)} that reach far when nothing is near. It is a
+first-order extrapolation with observed Hessians, never wild, and it keeps a chain coming back.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ._types import Scalar, Vector
+from .conditional import bounds
+from .observe import Samples
+
+_PLANES = 2048  # tangent planes kept: enough for an extrapolation, few enough to be evaluated at every query
+_REACH = 0.2  # ℓ, in units of the spread of the positions
+_TABLE = 257  # nodes of the one-dimensional table
+
+
+class Tail(eqx.Module):
+    """α ↦ the weighted mean of tangent planes inside the observed box, continued linearly outside it."""
+
+    x: Float[Array, "planes d"]
+    gradient: Float[Array, "planes d"]
+    hessian: Float[Array, "planes d d"]
+    mass: Float[Array, " planes"]
+    low: Vector
+    high: Vector
+    reach: Scalar
+    floor: Scalar  # least stiffness outside: 1/variance of the positions, that of a Gaussian of their width
+
+    def __call__(self, alpha: Vector) -> Vector:
+        nearest = jnp.clip(alpha, self.low, self.high)
+        y = nearest[None, :] - self.x
+        power = (self.x.shape[1] + 6) // 2
+        kernel = self.mass / (1 + jnp.sum(y * y, -1) / self.reach**2) ** power
+        share = kernel / jnp.maximum(jnp.sum(kernel), jnp.finfo(kernel.dtype).tiny)
+        planes = self.gradient + jnp.sum(self.hessian * y[:, None, :], -1)
+        curvature = jnp.trace(jnp.tensordot(share, self.hessian, 1)) / alpha.shape[0]
+        return share @ planes + jnp.maximum(curvature, self.floor) * (alpha - nearest)
+
+
+class TabulatedTail(eqx.Module):
+    """The same in one dimension, read from a table: a query must not cost more than the sorted field's own."""
+
+    value: Float[Array, " nodes"]
+    stiffness: Float[Array, "2"]
+    low: Vector
+    high: Vector
+
+    def __call__(self, alpha: Vector) -> Vector:
+        nearest = jnp.clip(alpha, self.low, self.high)
+        nodes = self.value.shape[0] - 1
+        place = (nearest - self.low) / (self.high - self.low) * nodes
+        index = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, nodes - 1)
+        part = place - index.astype(place.dtype)
+        inside = self.value[index] * (1 - part) + self.value[index + 1] * part
+        stiffness = jnp.where(alpha < nearest, self.stiffness[0], self.stiffness[1])
+        return inside + stiffness * (alpha - nearest)
+
+
+def make_tail(samples: Samples) -> Tail | TabulatedTail:
+    """The tail of a set of samples."""
+    d = samples.dim
+    seen = samples.observed.reshape(-1)
+    total = seen.shape[0]
+    pick = jnp.linspace(0, total - 1, min(total, _PLANES)).astype(jnp.int32)
+    low, high = bounds(samples)
+    variance = spread(samples) ** 2
+    keep = lambda array, rank: jnp.where(
+        seen[pick].reshape(-1, *(1,) * rank), array.reshape(total, *array.shape[2:])[pick], 0
+    )
+    tail = Tail(
+        keep(samples.x, 1),
+        keep(samples.gradient, 1),
+        keep(samples.hessian, 2),
+        seen[pick].astype(samples.x.dtype),
+        low,
+        high,
+        _REACH * jnp.sqrt(variance),
+        1 / variance,
+    )
+    if d > 1:
+        return tail
+    nodes = low + (high - low) * jnp.linspace(0, 1, _TABLE, dtype=low.dtype)
+    value = jax.vmap(tail)(nodes[:, None])[:, 0]
+    step = high - low
+    ends = jnp.stack([tail(low)[0] - tail(low - step)[0], tail(high + step)[0] - tail(high)[0]]) / step
+    return TabulatedTail(value, ends, low, high)
+
+
+def spread(samples: Samples) -> Scalar:
+    """Standard deviation of the observed positions, averaged over the axes."""
+    seen = samples.observed[..., None]
+    count = jnp.maximum(jnp.sum(seen), 1).astype(samples.x.dtype)
+    x = jnp.where(seen, samples.x, 0)
+    mean = jnp.sum(x, (0, 1)) / count
+    centred = jnp.where(seen, samples.x - mean[None, None, :], 0)
+    variance = jnp.sum(centred**2) / (count * samples.dim)
+    return jnp.sqrt(jnp.maximum(variance, jnp.finfo(variance.dtype).tiny))
