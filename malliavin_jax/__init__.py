@@ -1,13 +1,23 @@
 """Trajectories of a learner go in, its loss comes out, with error bars."""
 
-from . import potentials as potentials
+from . import diagnostics as diagnostics, kernel as kernel, potentials as potentials
 from ._pilot import (
     Window as Window,
     best_rate as best_rate,
     minimum_variance_window as minimum_variance_window,
 )
-from .conditional import Estimate as Estimate
-from .fields import TrueField as TrueField
+from .conditional import (
+    Estimate as Estimate,
+    conditional_expectation as conditional_expectation,
+    density as density,
+    score as score,
+)
+from .fields import (
+    FreshField as FreshField,
+    MalliavinField as MalliavinField,
+    TabulatedField as TabulatedField,
+    TrueField as TrueField,
+)
 from .forward import (
     ForwardLearner as ForwardLearner,
     Path as Path,
@@ -15,12 +25,26 @@ from .forward import (
     Transition as Transition,
     simulate as simulate,
 )
+from .langevin import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
+from .localize import (
+    AbstractLocalizer as AbstractLocalizer,
+    Centered as Centered,
+    Gaussian as Gaussian,
+    Heaviside as Heaviside,
+    Laplace as Laplace,
+)
 from .observe import Samples as Samples, observe as observe, samples_from_paths as samples_from_paths
-from .potentials import Potential as Potential
+from .potentials import Polynomial as Polynomial, Potential as Potential
+from .recovery import (
+    Loss as Loss,
+    loss_from_field as loss_from_field,
+    loss_from_samples as loss_from_samples,
+)
 from .weights import (
     Canonical as Canonical,
     FixedWindow as FixedWindow,
     Reciprocal as Reciprocal,
+    Scheme as Scheme,
     Windowed as Windowed,
     weigh as weigh,
 )

@@ -37,9 +37,7 @@ def check_count(name: str, value: Any, at_least: int = 1) -> int:
 def check_shape(name: str, array: Any, expected: Sequence[int | None]) -> None:
     """Refuse an array whose shape differs from `expected`, where None stands for any size."""
     shape = np.shape(array)
-    if len(shape) != len(expected) or any(
-        e is not None and s != e for s, e in zip(shape, expected, strict=True)
-    ):
+    if len(shape) != len(expected) or any(e is not None and s != e for s, e in zip(shape, expected, strict=True)):
         wanted = "(" + ", ".join("any" if e is None else str(e) for e in expected) + ")"
         raise ValueError(f"{name} must have shape {wanted}, got {tuple(shape)}")
 

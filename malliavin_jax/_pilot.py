@@ -5,9 +5,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from ._misc import is_concrete
 from ._types import Scalar
 from .forward import Path
 from .weights import FixedWindow, Third, Windowed, weigh
@@ -20,13 +22,20 @@ class Window(NamedTuple):
     second_moment: Scalar
 
 
-@eqx.filter_jit
 def minimum_variance_window(paths: Path, *, third: Third = "covariation") -> Window:
     """The deterministic window of least E|S|² at the last step of pilot `paths` (leading axis: episodes).
 
     S = Σ_k a_k s_k is linear in the window, so min E|S|² subject to Σ a_k = 1 is a* = G⁻¹1 / (1ᵀG⁻¹1) with
     G_kl = E[s_k·s_l]. `FixedWindow(window.weights)` uses it; `best_rate` comes within some 5 % with one parameter.
     """
+    window = _minimum_variance_window(paths, third)
+    if is_concrete(window) and not np.isfinite(window.second_moment):
+        raise ValueError("paths are too coarse for a window: I − εH must be positive definite all along them")
+    return window
+
+
+@eqx.filter_jit
+def _minimum_variance_window(paths: Path, third: Third) -> Window:
     steps = paths.x.shape[1] - 1
     one_hot = jnp.eye(steps, dtype=paths.x.dtype)
 

@@ -13,11 +13,12 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ._misc import is_concrete
 from ._types import Scalar, Vector
 from .conditional import Bank, Sums
+from .localize import refuse_derivative
 
 
 class SortedBank(eqx.Module):
@@ -30,6 +31,7 @@ class SortedBank(eqx.Module):
     length: Scalar
 
     def sums(self, alpha: Vector) -> Sums:
+        alpha = refuse_derivative(alpha)
         points = self.x.shape[0]
         place = jnp.searchsorted(self.x, alpha[0], side="right", method="scan")
         zero = jnp.zeros((), alpha.dtype)
@@ -42,16 +44,24 @@ class SortedBank(eqx.Module):
 
 def _decay(distance: Array) -> Array:
     """First powers for the sums, second powers for the squares."""
-    return jnp.exp(-distance[..., None] * jnp.asarray([1, 1, 2, 2, 2], distance.dtype))
+    powers = jnp.asarray([1, 1, 2, 2, 2], distance.dtype).reshape(*(1,) * distance.ndim, 5)
+    return jnp.exp(-distance[..., None] * powers)
 
 
-def sort_bank(bank: Bank, length: Scalar) -> SortedBank:
+def sort_bank(bank: Bank, length: float | Scalar) -> SortedBank:
     """Sort a one-dimensional bank and accumulate its running sums."""
-    x, S = bank.x[..., 0], bank.weight[..., 0]
-    value, slope = bank.values[..., 0], bank.jacobians[..., 0, 0]
-    h = jnp.asarray(length, x.dtype)
-    seen = bank.observed.astype(x.dtype)
+    x = refuse_derivative(bank.x[..., 0])
     x = jnp.where(bank.observed, x, jnp.max(jnp.where(bank.observed, x, -jnp.inf)))
+    flat = x.reshape(-1)
+    # NumPy sorts far faster than XLA on a CPU.
+    order = jnp.asarray(np.argsort(np.asarray(flat))) if is_concrete(flat) else jnp.argsort(flat)
+    return _accumulate(bank, x, order, jnp.asarray(length, x.dtype))
+
+
+@eqx.filter_jit
+def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array, " points"], h: Scalar) -> SortedBank:
+    S, value, slope = bank.weight[..., 0], bank.values[..., 0], bank.jacobians[..., 0, 0]
+    seen = bank.observed.astype(x.dtype)
     # (n, w) of a sample per unit of e^{−|x−α|/h}: G = ±½ e^{−|y|/h} right and left of α.
     w_right, w_left = seen * (1 / h + S) / 2, seen * (1 / h - S) / 2
     right = jnp.stack([w_right * value - seen * slope / 2, w_right], -1)
@@ -61,9 +71,7 @@ def sort_bank(bank: Bank, length: Scalar) -> SortedBank:
     left_all = jnp.concatenate([left, _increments(left, others_left)], -1)
     mixed = _products(others_right, left) - _products(right, others_left)
 
-    flat = x.reshape(-1)
-    order = jnp.asarray(np.argsort(np.asarray(flat))) if is_concrete(flat) else jnp.argsort(flat)
-    flat = flat[order]
+    flat = x.reshape(-1)[order]
     gap = _decay(jnp.diff(flat) / h)
     ones = jnp.ones((1, 5), x.dtype)
     left_sums = _running_sum(left_all.reshape(-1, 5)[order], jnp.concatenate([ones, gap]))

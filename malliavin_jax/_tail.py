@@ -37,7 +37,7 @@ class Tail(eqx.Module):
         power = (self.x.shape[1] + 6) // 2
         kernel = self.mass / (1 + jnp.sum(y * y, -1) / self.reach**2) ** power
         share = kernel / jnp.maximum(jnp.sum(kernel), jnp.finfo(kernel.dtype).tiny)
-        planes = self.gradient + jnp.sum(self.hessian * y[:, None, :], -1)
+        planes = self.gradient + jnp.einsum("pij,pj->pi", self.hessian, y)
         curvature = jnp.trace(jnp.tensordot(share, self.hessian, 1)) / alpha.shape[0]
         return share @ planes + jnp.maximum(curvature, self.floor) * (alpha - nearest)
 
@@ -61,33 +61,35 @@ class TabulatedTail(eqx.Module):
         return inside + stiffness * (alpha - nearest)
 
 
-def make_tail(samples: Samples) -> Tail | TabulatedTail:
-    """The tail of a set of samples."""
-    d = samples.dim
+@eqx.filter_jit
+def tangent_planes(samples: Samples) -> Tail:
+    """The tail of a set of samples, made of at most 2048 of them."""
     seen = samples.observed.reshape(-1)
     total = seen.shape[0]
     pick = jnp.linspace(0, total - 1, min(total, _PLANES)).astype(jnp.int32)
     low, high = bounds(samples)
     variance = spread(samples) ** 2
-    keep = lambda array, rank: jnp.where(
-        seen[pick].reshape(-1, *(1,) * rank), array.reshape(total, *array.shape[2:])[pick], 0
-    )
-    tail = Tail(
-        keep(samples.x, 1),
-        keep(samples.gradient, 1),
-        keep(samples.hessian, 2),
-        seen[pick].astype(samples.x.dtype),
-        low,
-        high,
-        _REACH * jnp.sqrt(variance),
-        1 / variance,
-    )
-    if d > 1:
+
+    def keep(array: Array) -> Array:
+        rows = array.reshape(total, *array.shape[2:])[pick]
+        return jnp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
+
+    x, gradient, hessian = keep(samples.x), keep(samples.gradient), keep(samples.hessian)
+    mass = seen[pick].astype(x.dtype)
+    return Tail(x, gradient, hessian, mass, low, high, _REACH * jnp.sqrt(variance), 1 / variance)
+
+
+@eqx.filter_jit
+def make_tail(samples: Samples) -> Tail | TabulatedTail:
+    """The tail of a bank that is queried often: a table in one dimension."""
+    tail = tangent_planes(samples)
+    if samples.dim > 1:
         return tail
+    low, high = tail.low, tail.high
     nodes = low + (high - low) * jnp.linspace(0, 1, _TABLE, dtype=low.dtype)
     value = jax.vmap(tail)(nodes[:, None])[:, 0]
-    step = high - low
-    ends = jnp.stack([tail(low)[0] - tail(low - step)[0], tail(high + step)[0] - tail(high)[0]]) / step
+    width = high - low
+    ends = jnp.stack([tail(low)[0] - tail(low - width)[0], tail(high + width)[0] - tail(high)[0]]) / width
     return TabulatedTail(value, ends, low, high)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ._misc import check_shape
+from ._misc import check_positive, check_shape
 from ._types import Flag, Scalar, Vector
 from .localize import AbstractLocalizer
 from .observe import Samples, check_samples
@@ -82,9 +82,14 @@ def episode_terms(bank: Bank, alpha: Vector, localizer: AbstractLocalizer) -> tu
     """n (episodes, m) and w (episodes,) of every episode in the bank."""
     K, G = jax.vmap(jax.vmap(localizer))(bank.x - alpha[None, None, :])
     seen = bank.observed.astype(bank.x.dtype)
-    w = seen * (K + jnp.sum(G * bank.weight, -1))
-    n = w[..., None] * bank.values - seen[..., None] * jnp.sum(bank.jacobians * G[..., None, :], -1)
-    return jnp.sum(n, 1), jnp.sum(w, 1)
+    # Sums over coordinates and times are written out, not reduced: they are short, and XLA's CPU backend (jaxlib 0.10.2) returns
+    # wrong numbers when it fuses a reduction of this shape under vmap (tests/test_conditional.py compares vmap with a loop).
+    axes = range(bank.x.shape[-1])
+    w = seen * (K + sum(G[..., j] * bank.weight[..., j] for j in axes))
+    along = sum(bank.jacobians[..., j] * G[..., None, j] for j in axes)
+    n = w[..., None] * bank.values - seen[..., None] * along
+    times = range(bank.x.shape[1])
+    return sum(n[:, t] for t in times), sum(w[:, t] for t in times)
 
 
 def localized_sums(bank: Bank, alpha: Vector, localizer: AbstractLocalizer) -> Sums:
@@ -114,11 +119,12 @@ def sum_over_chunks(function, bank: Bank):
 
 def ratio_estimate(sums: Sums, episodes: Array | int, points: Array | int, inside: Flag) -> Estimate:
     """The ratio with its standard errors, `points` being the number of observed points in all `episodes`."""
-    tiny = jnp.finfo(sums.w.dtype).tiny
-    safe = jnp.where(jnp.abs(sums.w) > tiny, sums.w, 1)
-    value = jnp.where(jnp.abs(sums.w) > tiny, sums.n / safe, 0)
+    tiny, points = jnp.finfo(sums.w.dtype).tiny, jnp.asarray(points, sums.w.dtype)
+    empty = jnp.abs(sums.w) <= tiny  # nothing to divide by; a NaN is not empty, and stays one
+    safe = jnp.where(empty, 1, sums.w)
+    value = jnp.where(empty, 0, sums.n / safe)
     variance = jnp.maximum(sums.shifted(-value).nn, 0)  # Σ (n − ρ w)²
-    stderr = jnp.sqrt(variance) / jnp.abs(safe)
+    stderr = jnp.where(empty, jnp.inf, jnp.sqrt(variance) / jnp.abs(safe))
     density = sums.w / points
     spread = jnp.maximum(sums.ww - sums.w**2 / episodes, 0)
     density_stderr = jnp.sqrt(spread) / points
@@ -173,8 +179,10 @@ def density(samples: Samples, alpha: Vector, localizer: AbstractLocalizer) -> tu
 def score(samples: Samples, alpha: Vector, length: float | Scalar) -> tuple[Vector, Vector]:
     """The score ∇ log p_s(α) = −E[S | X_s = α], and its standard error, by a Gaussian kernel of the given length.
 
-    The weights' own derivative is not observed, so this average keeps the kernel's bias, of order length².
+    The weights' own derivative is not observed, so this average keeps the kernel's bias, of order length². The standard
+    error is infinite where the kernel's mass is not significant (α far from the samples).
     """
+    check_positive("length", length)
     check_samples(samples)
     check_shape("alpha", alpha, (samples.dim,))
     bank = make_bank(samples, -samples.weight, jnp.zeros((*samples.x.shape, samples.dim), samples.x.dtype))
@@ -185,4 +193,4 @@ def score(samples: Samples, alpha: Vector, length: float | Scalar) -> tuple[Vect
 
     sums = localized_sums(bank, alpha, kernel_only)
     estimate = ratio_estimate(sums, samples.num_episodes, jnp.sum(samples.observed), jnp.asarray(True))
-    return estimate.value, estimate.stderr
+    return estimate.value, jnp.where(estimate.trusted, estimate.stderr, jnp.inf)

@@ -1,5 +1,6 @@
 """Gradient fields α ↦ ∇L(α): PyTree callables `field(alpha, *, key=None) -> Estimate`."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import equinox as eqx
@@ -7,17 +8,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ._misc import check_count, check_shape
-from ._select import Choice, Fold, add_sums, choose_localizer, fold_sums
+from ._misc import check_count, check_shape, floats_to_arrays, steps_at
+from ._select import Fold, add_sums, choose_localizer, fold_sums
 from ._sorted import SortedBank, sort_bank
-from ._tail import TabulatedTail, Tail, make_tail
+from ._tail import TabulatedTail, Tail, make_tail, tangent_planes
 from ._types import Key, Vector
 from .conditional import SIGNIFICANT, Estimate, Sums, bounds, localized_sums, make_bank, ratio_estimate
-from .forward import ForwardLearner
+from .forward import ForwardLearner, initial_shape
 from .localize import AbstractLocalizer, Laplace
-from .observe import Samples, check_samples, observe
+from .observe import Samples, check_samples, observe_steps
 from .potentials import AbstractPotential, Polynomial, num_terms
-from .weights import Scheme
+from .weights import Canonical, Scheme
 
 _DEGREE = 6
 _ROWS_PER_TERM = 20  # fewer observed rows than this per coefficient, and the control's degree is lowered
@@ -79,7 +80,7 @@ class MalliavinField(eqx.Module):
             folds = _cross_fitted(samples)
             choice = choose_localizer(samples, folds)
             without = choose_localizer(samples, plain)
-            if float(without.risk) < float(choice.risk):
+            if not float(choice.risk) <= float(without.risk):  # NaN, from a fit without enough data, loses
                 folds, choice = plain, without
         else:
             folds, choice = (_fold(samples, control),), None
@@ -95,18 +96,8 @@ class MalliavinField(eqx.Module):
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         check_shape("alpha", alpha, self.low.shape)
-        inside = jnp.all((alpha >= self.low) & (alpha <= self.high))
-        # Outside the box the sums are taken at its nearest point: they are finite there, and not used.
-        at = jnp.clip(alpha, self.low, self.high)
         episodes = sum(fold.bank.x.shape[0] for fold in self.folds)
-        ratio = ratio_estimate(self._sums(at), episodes, self.points, inside)
-        z = ratio.density / jnp.maximum(ratio.density_stderr, jnp.finfo(at.dtype).tiny)
-        confidence = jnp.where(inside, jnp.clip(2 * z / SIGNIFICANT - 1, 0, 1), 0)
-        tail = self.tail(alpha)
-        value = jnp.where(confidence > 0, tail + confidence * (ratio.value - tail), tail)
-        stderr = jnp.where(ratio.trusted, ratio.stderr, jnp.inf)
-        density = jnp.where(inside, ratio.density, 0)
-        return Estimate(value, stderr, density, ratio.density_stderr, ratio.trusted)
+        return _guarded(alpha, self.low, self.high, self._sums, episodes, self.points, self.tail)
 
     def _sums(self, alpha: Vector) -> Sums:
         if self.sorted is None:
@@ -119,24 +110,44 @@ class MalliavinField(eqx.Module):
 class FreshField(eqx.Module):
     """New episodes at every call, as in the paper's Algorithm 1: `field(alpha, key=key)` observes, then estimates at α.
 
-    `localizer` must be given (a length chosen anew at every step would cost more than the step); `control`, if any, is fixed.
+    - `time`: the conditioning time s, a multiple of the learner's step size.
+    - `localizer`: must be given, because choosing one at every step would cost more than the step.
+    - `control`: a fixed potential that assists, or None.
     """
 
     learner: ForwardLearner
     localizer: AbstractLocalizer
+    scheme: Scheme
+    control: AbstractPotential | None
     num_episodes: int = eqx.field(static=True)
-    time: float = eqx.field(static=True)
-    scheme: Scheme | None = None
-    control: AbstractPotential | None = None
+    stops: tuple[int, ...] = eqx.field(static=True)
 
-    def __check_init__(self):
-        check_count("num_episodes", self.num_episodes, at_least=2)
+    def __init__(
+        self,
+        learner: ForwardLearner,
+        localizer: AbstractLocalizer,
+        *,
+        num_episodes: int,
+        time: float,
+        scheme: Scheme | None = None,
+        control: AbstractPotential | None = None,
+    ):
+        _, dtype = initial_shape(learner)
+        self.num_episodes = check_count("num_episodes", num_episodes, at_least=2)
+        self.stops = steps_at([time], learner.step_size, name="time")
+        self.learner, self.localizer = floats_to_arrays(learner, dtype), localizer
+        self.scheme = Canonical() if scheme is None else floats_to_arrays(scheme, dtype)
+        self.control = control
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         if key is None:
             raise ValueError("key must be given: FreshField simulates new episodes at every call")
-        samples = observe(key, self.learner, num_episodes=self.num_episodes, times=[self.time], scheme=self.scheme)
-        return MalliavinField(samples, self.localizer, self.control)(alpha)
+        samples = observe_steps(key, self.learner, self.scheme, self.num_episodes, self.stops)
+        fold = _fold(samples, self.control)
+        low, high = bounds(samples)
+        sums = lambda at: fold_sums(fold, at, localized_sums(fold.bank, at, self.localizer))
+        points = jnp.sum(samples.observed)
+        return _guarded(alpha, low, high, sums, self.num_episodes, points, tangent_planes(samples))
 
 
 class TabulatedField(eqx.Module):
@@ -203,6 +214,28 @@ class TabulatedField(eqx.Module):
         )
 
 
+def _guarded(
+    alpha: Vector,
+    low: Vector,
+    high: Vector,
+    sums: Callable[[Vector], Sums],
+    episodes: int,
+    points: Int[Array, ""],
+    tail: Callable[[Vector], Vector],
+) -> Estimate:
+    """The ratio where the data carry it, the tail where they do not, and a continuous passage between."""
+    inside = jnp.all((alpha >= low) & (alpha <= high))
+    # Outside the box the sums are taken at its nearest point: they are finite there, and not used.
+    ratio = ratio_estimate(sums(jnp.clip(alpha, low, high)), episodes, points, inside)
+    z = ratio.density / jnp.maximum(ratio.density_stderr, jnp.finfo(alpha.dtype).tiny)
+    confidence = jnp.where(inside, jnp.clip(2 * z / SIGNIFICANT - 1, 0, 1), 0)
+    planes = tail(alpha)
+    value = jnp.where(confidence > 0, planes + confidence * (ratio.value - planes), planes)
+    stderr = jnp.where(ratio.trusted, ratio.stderr, jnp.inf)
+    return Estimate(value, stderr, jnp.where(inside, ratio.density, 0), ratio.density_stderr, ratio.trusted)
+
+
+@eqx.filter_jit
 def _fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
     if potential is None:
         return Fold(make_bank(samples, samples.gradient, samples.hessian), None)
@@ -232,6 +265,3 @@ def _fit(samples: Samples, degree: int) -> Polynomial:
         degree=degree,
         weights=flat(samples.observed).astype(samples.x.dtype),
     )
-
-
-__all__ = ["Choice", "FreshField", "MalliavinField", "TabulatedField", "TrueField"]

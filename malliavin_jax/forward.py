@@ -226,7 +226,7 @@ def simulate(key: Key, learner: ForwardLearner, num_steps: int) -> Path:
         step=lambda state, transition: None,
         read=lambda point, state: point,
     )
-    seen = jnp.arange(num_steps + 1) <= length
+    seen = jnp.arange(num_steps + 1, dtype=length.dtype) <= length
 
     def column(start: Array, rest: Array) -> Array:
         rows = jnp.concatenate([start[None], rest])

@@ -112,10 +112,10 @@ def ball_ratio(t: Float[Array, ""], d: int) -> Scalar:
         coefficients.append(1 / math.gamma(a + j + 1))
         j += 1
         term = small**j / math.gamma(a + j + 1)
-    near = jnp.minimum(t, small)
+    near = jnp.where(t < small, t, small)  # minimum and maximum would halve the derivative at t = small
     for coefficient in reversed(coefficients):
         series = series * near + coefficient
-    far = jnp.maximum(t, small)
+    far = jnp.where(t < small, small, t)
     inside = -jnp.expm1(-far) if d % 2 == 0 else jax.lax.erf(jnp.sqrt(far))
     power = 1.0 if d % 2 == 0 else 0.5
     while power < a:
@@ -124,13 +124,20 @@ def ball_ratio(t: Float[Array, ""], d: int) -> Scalar:
     return jnp.where(t < small, decay * series, inside / far**a)
 
 
-@jax.custom_jvp
 def _sign(y: Vector) -> Vector:
-    return jnp.sign(y)
+    """1 for y > 0, else −1 (NaN stays NaN): a sample at α itself counts as left of it, as in the sorted form."""
+    y = refuse_derivative(y)
+    return jnp.where(y == 0, -1, jnp.sign(y))
 
 
-@_sign.defjvp
-def _sign_has_no_derivative(primals: tuple, tangents: tuple) -> NoReturn:
+@jax.custom_jvp
+def refuse_derivative(x: Array) -> Array:
+    """x itself. What depends on it jumps, so its derivative, which would miss the jumps, is an error."""
+    return x
+
+
+@refuse_derivative.defjvp
+def _no_derivative(primals: tuple, tangents: tuple) -> NoReturn:
     raise ValueError(
         "Heaviside, Centered and Laplace jump at y = 0, so the estimate has no derivative in α; "
         "differentiate a field made with localizer=Gaussian(length, core), which is smooth"

@@ -94,15 +94,17 @@ def observe(
     if scheme is None and dim > _CANONICAL_UP_TO:
         scheme = _tuned(_pilot_paths(key, learner, num_episodes, stops[-1]))
     scheme = Canonical() if scheme is None else floats_to_arrays(scheme, dtype)
-    samples = _observe(key, learner, scheme, num_episodes, stops)
+    samples = observe_steps(key, learner, scheme, num_episodes, stops)
     check_fine_enough(samples.weight, samples.observed, scheme)
     return samples
 
 
 @eqx.filter_jit
-def _observe(
+def observe_steps(
     key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]
 ) -> Samples:
+    """`observe` in steps, checked and converted already: what a scan may call at every iteration."""
+
     def episode(key: Key) -> tuple[Array, ...]:
         _, (point, weight), length = march(
             key,
@@ -161,9 +163,7 @@ def samples_from_paths(
         )
     seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
     _check_finite({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
-    scalars = (
-        jnp.broadcast_to(jnp.asarray(v, x.dtype), (episodes,)) for v in (step_size, inverse_temperature)
-    )
+    scalars = (jnp.broadcast_to(jnp.asarray(v, x.dtype), (episodes,)) for v in (step_size, inverse_temperature))
     paths = Path(x, gradient, hessian, *scalars, lengths.astype(jnp.int32))
     if scheme is None:
         pilot = jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths)
@@ -226,6 +226,4 @@ def check_samples(samples: Samples, *, at_least: int = 2) -> None:
     if is_concrete(samples.observed):
         seen = int(np.count_nonzero(np.asarray(samples.observed).any(1)))
         if seen < at_least:
-            raise ValueError(
-                f"samples must hold at least {at_least} episodes with an observed point, got {seen}"
-            )
+            raise ValueError(f"samples must hold at least {at_least} episodes with an observed point, got {seen}")

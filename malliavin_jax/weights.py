@@ -312,4 +312,5 @@ def _neumann(M: Tensor, V: Tensor, terms: int) -> Tensor:
 
 
 def _window_weight(state: WindowState) -> Vector:
-    return _tensor.roll(_tensor.scale(_tensor.unpack(state.V, 1), 1 / state.c))
+    c = jnp.where(state.c == 0, 1, state.c)  # a window that has not begun: V is 0, and so is the weight
+    return _tensor.roll(_tensor.scale(_tensor.unpack(state.V, 1), 1 / c))

@@ -1,0 +1,188 @@
+"""The outer chain: Langevin dynamics driven by a gradient field, many chains at once, on device."""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, Shaped
+
+from ._misc import check_count, check_nonnegative, check_positive, check_shape, float_array, is_concrete
+from ._types import Key
+from ._walk import (
+    LangevinState as LangevinState,
+    Walk,
+    advance,
+    block_size,
+    mix,
+    normal_like,
+    run_in_legs,
+    whole,
+)
+from .conditional import Estimate
+
+METHODS = ("leimkuhler-matthews", "euler")
+
+
+class Chain(eqx.Module):
+    """The kept part of the chains: entry j is the position after burn_in + (j + 1)·thinning steps.
+
+    - `positions`: α, in the units of x.
+    - `gradients`: the field's estimate of ∇L at each of these positions.
+    - `gradient_stderr`, `density`, `density_stderr`, `trusted`: as in `Estimate`, at these positions.
+    - `diverged`: True for a chain that became non-finite; it stays so from there on.
+    """
+
+    positions: Float[Array, "chains kept d"]
+    gradients: Float[Array, "chains kept d"]
+    gradient_stderr: Float[Array, "chains kept d"]
+    density: Float[Array, "chains kept"]
+    density_stderr: Float[Array, "chains kept"]
+    trusted: Bool[Array, "chains kept"]
+    diverged: Bool[Array, " chains"]
+
+
+def langevin(
+    step_size: Any, inverse_temperature: Any, key: Key, *, method: str = "leimkuhler-matthews"
+) -> optax.GradientTransformation:
+    """Langevin dynamics as an optax update: it turns a gradient g_k into the move
+
+        −η g_k + sqrt(2η/β) n_k,    n_k = w_k (Euler)  or  (w_k + w_{k+1})/2 (Leimkuhler–Matthews),
+
+    with w_k independent standard normals. The law exp(−βL) is stationary up to O(η) with Euler and up to
+    O(η²) with Leimkuhler–Matthews [1], at the same cost. Use it as the last link of an `optax.chain`: what
+    comes before (clipping, preconditioning) changes g_k.
+
+    - `step_size`: η, a number or an optax schedule of the update's number.
+    - `inverse_temperature`: β.
+    - `method`: "leimkuhler-matthews" or "euler".
+
+    [1] B. Leimkuhler, C. Matthews, "Rational construction of stochastic numerical methods for molecular
+    sampling", Applied Mathematics Research eXpress, 2013.
+    """
+    _check_rule(step_size, inverse_temperature, method)
+
+    def init(params: PyTree) -> LangevinState:
+        return LangevinState(key, jnp.zeros((), jnp.int32), normal_like(key, 0, params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, LangevinState]:
+        del params
+        eta = step_size(state.count) if callable(step_size) else step_size
+        count: Any = optax.safe_increment(state.count)
+        following = normal_like(state.key, count, updates)
+
+        def move(g: Array, w: Array, w_next: Array) -> Array:
+            size, beta = jnp.asarray(eta, g.dtype), jnp.asarray(inverse_temperature, g.dtype)
+            return -size * g + jnp.sqrt(2 * size / beta) * mix(w.astype(g.dtype), w_next, method)
+
+        moves = jax.tree.map(move, updates, state.noise, following)
+        return moves, LangevinState(state.key, count, following)
+
+    return optax.GradientTransformation(init, update)
+
+
+def passive_langevin(
+    key: Key,
+    field: Callable[..., Estimate],
+    initial: Shaped[ArrayLike, "..."],
+    *,
+    num_steps: int,
+    step_size: Any = None,
+    inverse_temperature: Any = None,
+    burn_in: int = 0,
+    thinning: int = 1,
+    method: str = "leimkuhler-matthews",
+    optimizer: optax.GradientTransformation | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: int | None = None,
+) -> Chain:
+    """Chains α ← α − η Ĝ(α) + sqrt(2η/β) n on a gradient field Ĝ ≈ ∇L; their law tends to exp(−βL).
+
+    - `key`: the noise of step k depends on `key` and k alone, so a run cut anywhere gives the same numbers.
+    - `field`: `field(alpha, *, key) -> Estimate`. Each step has one key, the same for all chains: a field
+      that observes fresh episodes shares each batch among them.
+    - `initial`: starting points, shape (chains, d). The chain keeps its dtype.
+    - `num_steps`, `burn_in`, `thinning`: (num_steps − burn_in)//thinning positions are kept, the first of
+      them after burn_in + thinning steps; nothing else is stored.
+    - `step_size` (η), `inverse_temperature` (β), `method`: as in `langevin`.
+    - `optimizer`: an optax transformation to take the place of those three. Each chain has a state of its
+      own, with the chain's number folded into every random key it holds.
+    - `progress`: show a bar on stderr. A bar that fails is dropped, and the run goes on.
+    - `checkpoint`, `checkpoint_every`: a file, and after how many steps to write it (a tenth of the run if
+      not given). When the file is there, the same call continues from it and ends in the same bits as one
+      never interrupted. A write stores all that is kept so far: chains·kept·(3d + 2) numbers.
+
+    Without `progress` and `checkpoint` the run is one compiled call, and may itself be under `jit`.
+    A chain that becomes non-finite is marked in `Chain.diverged`, with a warning; the others are unharmed.
+    """
+    x = float_array("initial", initial)
+    check_shape("initial", x, (None, None))
+    if 0 in x.shape:
+        raise ValueError(f"initial must hold at least one chain in at least one dimension, got {x.shape}")
+    if is_concrete(x) and not np.all(np.isfinite(x)):
+        bad = int(np.argmin(np.isfinite(x).all(1)))
+        raise ValueError(f"initial must be finite, got {np.asarray(x)[bad]} for chain {bad}")
+    num_steps, burn_in = check_count("num_steps", num_steps), check_count("burn_in", burn_in, 0)
+    thinning = check_count("thinning", thinning)
+    if burn_in >= num_steps:
+        raise ValueError(f"burn_in must be less than num_steps={num_steps}, got {burn_in}")
+    if thinning > num_steps - burn_in:
+        raise ValueError(f"thinning must be at most num_steps − burn_in = {num_steps - burn_in}, got {thinning}")
+    if checkpoint is None and checkpoint_every is not None:
+        raise ValueError(f"checkpoint_every={checkpoint_every} needs checkpoint, the file to write")
+    kept = (num_steps - burn_in) // thinning
+    total = burn_in + kept * thinning + 1  # the field is evaluated at the last position too
+
+    if optimizer is None:
+        _check_rule(step_size, inverse_temperature, method)
+        schedule = jax.vmap(lambda k: jnp.asarray(step_size(k), x.dtype))
+        eta = schedule(jnp.arange(total)) if callable(step_size) else jnp.asarray(step_size, x.dtype)
+        check_nonnegative("step_size", eta)
+        beta = jnp.asarray(inverse_temperature, x.dtype)
+    elif step_size is not None or inverse_temperature is not None:
+        raise ValueError("step_size and inverse_temperature must be left out when optimizer is given")
+    else:
+        eta = beta = None
+    noise_key, field_key = jax.random.split(key)
+    walk = Walk(field, noise_key, field_key, eta, beta, whole(burn_in), whole(thinning), method, optimizer)
+    state = walk.init(x)
+
+    if not progress and checkpoint is None:
+        size = block_size(total, x.size)
+        _, records = advance(walk, state, whole(0), whole(total), -(-total // size), size, kept)
+    elif is_concrete(walk, state):
+        records = run_in_legs(walk, state, total, progress, checkpoint, checkpoint_every)
+    else:
+        raise ValueError("progress and checkpoint need values: leave them out under jit or vmap")
+    return _chain(*map(jnp.asarray, records))
+
+
+def _chain(x: Array, value: Array, stderr: Array, density: Array, density_stderr: Array, trusted: Array) -> Chain:
+    finite = jnp.isfinite(x).all(-1)
+    diverged = ~finite.all(1)
+    if is_concrete(diverged) and np.any(diverged):
+        first = int(np.argmin(np.asarray(finite).all(0)))
+        warnings.warn(
+            f"{np.count_nonzero(diverged)} of {len(diverged)} chains became non-finite, the first by kept "
+            f"position {first}; Chain.diverged marks them. A smaller step_size is the usual cure",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return Chain(x, value, stderr, density, density_stderr, trusted, diverged)
+
+
+def _check_rule(step_size: Any, inverse_temperature: Any, method: str) -> None:
+    for name, value in (("step_size", step_size), ("inverse_temperature", inverse_temperature)):
+        if value is None:
+            raise ValueError(f"{name} must be given")
+        if name != "step_size" or not callable(value):
+            check_shape(name, value, ())
+            check_positive(name, value)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
