@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
 
 
 def is_concrete(*values: Any) -> bool:
     """Whether every leaf has a value now, rather than being traced by `jit`, `vmap` or `grad`."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
 def check_positive(name: str, value: Any) -> None:

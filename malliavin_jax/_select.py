@@ -1,7 +1,8 @@
 """Choosing the localizer from the data.
 
-The length needs no trade-off: every length is unbiased, so the one with the smallest *estimated standard error* is taken. The
-core of the Gaussian localizer is the one true choice between bias and variance: with e₀ the smallest core as the reference,
+The length needs no trade-off: every length is unbiased, so the one with the smallest *estimated standard error* is
+taken. The core of the Gaussian localizer is the one true choice between bias and variance: with e₀ the smallest core
+as the reference,
 
     risk(e) = max(0, mean_α[(v_e − v_{e₀})² − Var(v_e − v_{e₀})]) + mean_α se_e²,
 

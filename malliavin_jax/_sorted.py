@@ -1,12 +1,13 @@
 """The Laplace localizer in one dimension, at O(log N) a query.
 
-Right of α every sum is Σ_{x > α} e^{−(x−α)/h} c = e^{−(x_j−α)/h} R_j, with x_j the first sample right of α and R_j the running sum
-R_j = c_j + e^{−(x_{j+1}−x_j)/h} R_{j+1}; left of α likewise. The running sums come from one associative scan whose factors are
-all at most 1, so nothing cancels, in float32 either.
+Right of α every sum is Σ_{x > α} e^{−(x−α)/h} c = e^{−(x_j−α)/h} R_j, with x_j the first sample right of α and R_j
+the running sum R_j = c_j + e^{−(x_{j+1}−x_j)/h} R_{j+1}; left of α likewise. The running sums come from one
+associative scan whose factors are all at most 1, so nothing cancels, in float32 either.
 
-The squares that standard errors need are running sums too. Write an episode's term as n = R + L, its samples right and left of
-α. When α passes a sample, R and L change by that sample's coefficients, so R² (which decays at rate 2/h), L² and the product RL
-(which does not decay) are running sums of increments made of the sample and of its own episode's partial sums.
+The squares that standard errors need are running sums too. Write an episode's term as n = R + L, its samples right
+and left of α. When α passes a sample, R and L change by that sample's coefficients, so R² (which decays at rate
+2/h), L² and the product RL (which does not decay) are running sums of increments made of the sample and of its own
+episode's partial sums.
 """
 
 import equinox as eqx

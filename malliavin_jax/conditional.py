@@ -4,11 +4,12 @@ For every localizer (K, G), with w = K(X−α) + G(X−α)·S,
 
     E[ℓ | X_s = α] = E[w ℓ − ∇ℓ·G] / E[w],        p_s(α) = E[w].
 
-Numerators and denominators are sums over episodes and times; the standard error is that of a ratio (delta method), with the
-points of one episode, which are dependent, added up before they are squared.
+Numerators and denominators are sums over episodes and times; the standard error is that of a ratio (delta method),
+with the points of one episode, which are dependent, added up before they are squared.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,7 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from ._misc import check_positive, check_shape
 from ._types import Flag, Scalar, Vector
-from .localize import AbstractLocalizer
+from .localize import Localizer
 from .observe import Samples, check_samples
 
 CHUNK = 4096  # points weighed at once: queries × CHUNK numbers sit in memory, never queries × samples
@@ -78,21 +79,22 @@ def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
     return Bank(clean(samples.x), clean(samples.weight), clean(values), clean(jacobians), samples.observed)
 
 
-def episode_terms(bank: Bank, alpha: Vector, localizer: AbstractLocalizer) -> tuple[Array, Array]:
+def episode_terms(bank: Bank, alpha: Vector, localizer: Localizer) -> tuple[Array, Array]:
     """n (episodes, m) and w (episodes,) of every episode in the bank."""
     K, G = jax.vmap(jax.vmap(localizer))(bank.x - alpha[None, None, :])
     seen = bank.observed.astype(bank.x.dtype)
-    # Sums over coordinates and times are written out, not reduced: they are short, and XLA's CPU backend (jaxlib 0.10.2) returns
-    # wrong numbers when it fuses a reduction of this shape under vmap (tests/test_conditional.py compares vmap with a loop).
+    # Sums over coordinates and times are written out, not reduced: they are short, and XLA's CPU backend (jaxlib
+    # 0.10.2) returns wrong numbers when it fuses a reduction of this shape under vmap (tests/test_conditional.py
+    # compares vmap with a loop).
     axes = range(bank.x.shape[-1])
     w = seen * (K + sum(G[..., j] * bank.weight[..., j] for j in axes))
     along = sum(bank.jacobians[..., j] * G[..., None, j] for j in axes)
     n = w[..., None] * bank.values - seen[..., None] * along
-    times = range(bank.x.shape[1])
-    return sum(n[:, t] for t in times), sum(w[:, t] for t in times)
+    first, *rest = range(bank.x.shape[1])
+    return sum((n[:, t] for t in rest), n[:, first]), sum((w[:, t] for t in rest), w[:, first])
 
 
-def localized_sums(bank: Bank, alpha: Vector, localizer: AbstractLocalizer) -> Sums:
+def localized_sums(bank: Bank, alpha: Vector, localizer: Localizer) -> Sums:
     """The sums at α, over chunks of the bank."""
 
     def sums(part: Bank) -> Sums:
@@ -102,7 +104,7 @@ def localized_sums(bank: Bank, alpha: Vector, localizer: AbstractLocalizer) -> S
     return sum_over_chunks(sums, bank)
 
 
-def sum_over_chunks(function, bank: Bank):
+def sum_over_chunks(function: Callable[[Bank], Any], bank: Bank) -> Any:
     """Σ of `function(part)` over parts of `bank` of at most CHUNK points."""
     episodes, times, _ = bank.x.shape
     size = max(1, CHUNK // times)
@@ -112,8 +114,11 @@ def sum_over_chunks(function, bank: Bank):
     head = jax.tree.map(lambda leaf: leaf[: whole * size].reshape(whole, size, *leaf.shape[1:]), bank)
     rest = jax.tree.map(lambda leaf: leaf[whole * size :], bank)
     first = function(jax.tree.map(lambda leaf: leaf[0], head))
-    body = lambda total, part: (jax.tree.map(jnp.add, total, function(part)), None)
-    total, _ = lax.scan(body, first, jax.tree.map(lambda leaf: leaf[1:], head))
+
+    def add(total: Any, part: Bank) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(part)), None
+
+    total, _ = lax.scan(add, first, jax.tree.map(lambda leaf: leaf[1:], head))
     return jax.tree.map(jnp.add, total, function(rest)) if episodes % size else total
 
 
@@ -144,12 +149,13 @@ def conditional_expectation(
     values: Float[Array, "episodes times m"],
     jacobians: Float[Array, "episodes times m d"],
     alpha: Vector,
-    localizer: AbstractLocalizer,
+    localizer: Localizer,
 ) -> Estimate:
     """E[ℓ(X_s) | X_s = α] for any ℓ with m components, given its `values` ℓ(X_s) and `jacobians` ∇ℓ(X_s).
 
-    ℓ = g, the learner's gradient, with the Hessian for Jacobian, is the counterfactual gradient. `stderr` is that of the
-    ratio, clustered by episode. The estimate is unbiased for every length of the localizer (up to the core of `Gaussian`).
+    ℓ = g, the learner's gradient, with the Hessian for Jacobian, is the counterfactual gradient. `stderr` is that of
+    the ratio, clustered by episode. The estimate is unbiased for every length of the localizer (up to the core of
+    `Gaussian`).
     """
     check_samples(samples)
     shape = samples.x.shape
@@ -167,7 +173,7 @@ def conditional_expectation(
     return eqx.tree_at(lambda e: e.value, estimate, estimate.value + centre)
 
 
-def density(samples: Samples, alpha: Vector, localizer: AbstractLocalizer) -> tuple[Scalar, Scalar]:
+def density(samples: Samples, alpha: Vector, localizer: Localizer) -> tuple[Scalar, Scalar]:
     """The density p̂_s(α) of the observed positions, averaged over the times, and its standard error."""
     nothing = jnp.zeros((*samples.x.shape[:2], 1), samples.x.dtype)
     estimate = conditional_expectation(

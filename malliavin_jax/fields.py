@@ -41,17 +41,19 @@ class TrueField(eqx.Module):
 class MalliavinField(eqx.Module):
     """The counterfactual gradient E[∇L(X_s) | X_s = α] from a bank of samples, with its standard error.
 
-    - `localizer`: "auto" (the default) takes the length of least estimated standard error and, beyond one dimension, the core of least
-      estimated risk; or any of `Laplace`, `Gaussian`, `Heaviside`, `Centered`.
-    - `control`: a potential m that assists. The estimator averages the residuals g − ∇m(X_s) and adds ∇m(α) back, which is unbiased
-      whatever m is and precise where m is good. "auto" fits a polynomial to gradients and Hessians of the *other* half of the
-      episodes (two-fold cross-fitting), and is dropped where its estimated error is larger than without; None switches it off.
+    - `localizer`: "auto" (the default) takes the length of least estimated standard error and, beyond one dimension,
+      the core of least estimated risk; or any of `Laplace`, `Gaussian`, `Heaviside`, `Centered`.
+    - `control`: a potential m that assists. The estimator averages the residuals g − ∇m(X_s) and adds ∇m(α) back,
+      which is unbiased whatever m is and precise where m is good. "auto" fits a polynomial to gradients and Hessians
+      of the *other* half of the episodes (two-fold cross-fitting), and is dropped where its estimated error is
+      larger than without; None switches it off.
 
     In one dimension with a `Laplace` localizer a query costs O(log N); otherwise O(N), in chunks.
 
-    Where the data do not carry an estimate (`trusted` is False: density below three standard errors, or α outside the box of observed
-    positions) the value passes, between three and one and a half standard errors, to an average of the observed tangent planes
-    g_i + H_i (α − X_i) around α, continued with a positive stiffness outside the box; `stderr` is infinite there.
+    Where the data do not carry an estimate (`trusted` is False: density below three standard errors, or α outside
+    the box of observed positions) the value passes, between three and one and a half standard errors, to an average
+    of the observed tangent planes g_i + H_i (α − X_i) around α, continued with a positive stiffness outside the box;
+    `stderr` is infinite there.
     """
 
     folds: tuple[Fold, ...]
@@ -88,8 +90,9 @@ class MalliavinField(eqx.Module):
             choice = choose_localizer(samples, folds) if choice is None else choice
             localizer = choice.localizer
         self.folds, self.localizer = folds, localizer
-        is_laplace = isinstance(localizer, Laplace) and samples.dim == 1
-        self.sorted = tuple(sort_bank(f.bank, localizer.length) for f in folds) if is_laplace else None
+        self.sorted = None
+        if isinstance(localizer, Laplace) and samples.dim == 1:
+            self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)
         self.tail = make_tail(samples)
         self.low, self.high = bounds(samples)
         self.points = jnp.sum(samples.observed)
@@ -145,16 +148,20 @@ class FreshField(eqx.Module):
         samples = observe_steps(key, self.learner, self.scheme, self.num_episodes, self.stops)
         fold = _fold(samples, self.control)
         low, high = bounds(samples)
-        sums = lambda at: fold_sums(fold, at, localized_sums(fold.bank, at, self.localizer))
         points = jnp.sum(samples.observed)
+
+        def sums(at: Vector) -> Sums:
+            return fold_sums(fold, at, localized_sums(fold.bank, at, self.localizer))
+
         return _guarded(alpha, low, high, sums, self.num_episodes, points, tangent_planes(samples))
 
 
 class TabulatedField(eqx.Module):
     """A field evaluated once on a regular grid, then interpolated linearly: for chains that query millions of times.
 
-    `interpolation_error` is the largest difference between the table and the field at the centres of (up to 4096 of) its cells, where
-    linear interpolation is worst. Outside the grid the value at the nearest point is continued with the stiffness 1/(half-width)².
+    `interpolation_error` is the largest difference between the table and the field at the centres of (up to 4096 of)
+    its cells, where linear interpolation is worst. Outside the grid the value at the nearest point is continued with
+    the stiffness 1/(half-width)².
     """
 
     estimates: Estimate
@@ -191,7 +198,7 @@ class TabulatedField(eqx.Module):
         index = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, cells.astype(jnp.int32) - 1)
         part = place - index.astype(place.dtype)
         leaves = (self.estimates.value, self.estimates.stderr, self.estimates.density, self.estimates.density_stderr)
-        total, trusted = None, jnp.asarray(True)
+        total, trusted = [jnp.zeros_like(leaf[(0,) * d]) for leaf in leaves], jnp.asarray(True)
         for corner in range(2**d):
             bits = [(corner >> i) & 1 for i in range(d)]
             share = jnp.asarray(1, alpha.dtype)
@@ -200,7 +207,7 @@ class TabulatedField(eqx.Module):
             at = tuple(index[i] + bit for i, bit in enumerate(bits))
             used = share > 0  # an infinite standard error at a corner that does not count must not make a NaN
             terms = [jnp.where(used, share * leaf[at], 0) for leaf in leaves]
-            total = terms if total is None else [a + b for a, b in zip(total, terms, strict=True)]
+            total = [a + b for a, b in zip(total, terms, strict=True)]
             trusted = trusted & (self.estimates.trusted[at] | ~used)
         value, stderr, density, density_stderr = total
         outside = jnp.any(alpha != nearest)
@@ -257,7 +264,9 @@ def _cross_fitted(samples: Samples) -> tuple[Fold, ...]:
 
 @eqx.filter_jit
 def _fit(samples: Samples, degree: int) -> Polynomial:
-    flat = lambda array: array.reshape(-1, *array.shape[2:])
+    def flat(array: Array) -> Array:
+        return array.reshape(-1, *array.shape[2:])
+
     return Polynomial.fit(
         flat(samples.x),
         flat(samples.gradient),

@@ -34,7 +34,7 @@ class ForwardLearner(eqx.Module):
     - `inverse_temperature`: β > 0.
     - `gradient_noise`: standard deviation of independent Gaussian noise added to every gradient; the
       learner moves along the noisy gradient, and the noisy gradient is what is observed.
-    - `restart_probability`: chance of a restart after each step. Episode lengths are then geometric and
+    - `restart_probability`: chance of a restart before each step. Episode lengths are then geometric and
       independent of the path, as integration by parts needs; 0 means that no episode stops early.
     """
 
@@ -201,7 +201,8 @@ class _Draws(NamedTuple):
 def _point_at(learner: ForwardLearner, x: Vector, draws: _Draws) -> Point:
     """What the learner sees at x: the potential's derivatives, or a minibatch's, plus its gradient noise."""
     potential = learner.potential
-    if isinstance(potential, AbstractMinibatchPotential):
+    if draws.batch_key is not None:
+        assert isinstance(potential, AbstractMinibatchPotential)
         potential = potential.minibatch(draws.batch_key)
     gradient = potential.gradient(x)
     if draws.gradient is not None:

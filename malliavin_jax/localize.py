@@ -6,10 +6,13 @@ parts gives for every length h
     E[ℓ δ(X−α)] = E[ ℓ K_h(X−α) + G_h(X−α)·(ℓ S − ∇ℓ(X)) ].
 
 The first term is the ordinary kernel estimator, the second the Malliavin term that removes exactly its bias. A
-localizer is a function y ↦ (K, G), with y and G of shape (d,). h → 0 is the pure kernel, h → ∞ the pure Malliavin formula.
+localizer is a function y ↦ (K, G), with y and G of shape (d,). h → 0 is the pure kernel, h → ∞ the pure Malliavin
+formula.
 """
 
+import abc
 import math
+from collections.abc import Callable
 from typing import NoReturn
 
 import equinox as eqx
@@ -20,12 +23,15 @@ from jaxtyping import Array, Float
 from ._misc import check_positive
 from ._types import Scalar, Vector
 
+Localizer = Callable[[Vector], tuple[Scalar, Vector]]
+
 
 class AbstractLocalizer(eqx.Module):
     """A function y ↦ (K, G) with K of shape () and G of shape (d,)."""
 
+    @abc.abstractmethod
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
-        raise NotImplementedError
+        """K(y) and G(y)."""
 
 
 class Heaviside(AbstractLocalizer):
@@ -99,8 +105,8 @@ class Gaussian(AbstractLocalizer):
 def ball_ratio(t: Float[Array, ""], d: int) -> Scalar:
     """P(χ²_d ≤ 2t) / t^{d/2}, by finite sums and, near 0 where these cancel, by the series of the same function.
 
-    With a = d/2, P(χ²_d ≤ 2t) = P_0 − e^{−t} Σ_j t^j/Γ(j+1) over j = a−1, a−2, … ≥ 0 and P_0 = 1 or erf(√t) as d is even
-    or odd; the series is e^{−t} Σ_j t^j/Γ(a+j+1), all of whose terms are positive.
+    With a = d/2, P(χ²_d ≤ 2t) = P_0 − e^{−t} Σ_j t^j/Γ(j+1) over j = a−1, a−2, … ≥ 0 and P_0 = 1 or erf(√t) as d is
+    even or odd; the series is e^{−t} Σ_j t^j/Γ(a+j+1), all of whose terms are positive.
     """
     a = d / 2
     small = max(0.5, a - 1)
@@ -147,5 +153,6 @@ def _no_derivative(primals: tuple, tangents: tuple) -> NoReturn:
 def _one_dimension(localizer: AbstractLocalizer, y: Vector) -> None:
     if y.shape != (1,):
         raise ValueError(
-            f"localizer {type(localizer).__name__} is for one dimension, got d = {y.shape[-1]}: use Gaussian(length, core)"
+            f"localizer {type(localizer).__name__} is for one dimension, got d = {y.shape[-1]}: "
+            "use Gaussian(length, core)"
         )

@@ -81,8 +81,8 @@ def observe(
     """Simulate `num_episodes` episodes and weigh them in the same pass; no path is stored.
 
     - `times`: increasing conditioning times s, positive multiples of the learner's step size.
-    - `scheme`: the weight scheme; None takes `Canonical()` up to five dimensions and, beyond, `Windowed` at the rate that is
-      best on the first 256 episodes.
+    - `scheme`: the weight scheme; None takes `Canonical()` up to five dimensions and, beyond, `Windowed` at the rate
+      that is best on the first 256 episodes.
 
     Episode i is `simulate(jax.random.split(key, num_episodes)[i], learner, …)` weighed by `weigh`; the numbers do not
     depend on `times`, on batching or on the number of devices.
@@ -91,11 +91,12 @@ def observe(
     dim, dtype = initial_shape(learner)
     stops = steps_at(times, learner.step_size)
     learner = floats_to_arrays(learner, dtype)
-    if scheme is None and dim > _CANONICAL_UP_TO:
-        scheme = _tuned(_pilot_paths(key, learner, num_episodes, stops[-1]))
-    scheme = Canonical() if scheme is None else floats_to_arrays(scheme, dtype)
-    samples = observe_steps(key, learner, scheme, num_episodes, stops)
-    check_fine_enough(samples.weight, samples.observed, scheme)
+    if scheme is None:
+        wide = dim > _CANONICAL_UP_TO
+        scheme = _tuned(_pilot_paths(key, learner, num_episodes, stops[-1])) if wide else Canonical()
+    weighing: Scheme = floats_to_arrays(scheme, dtype)
+    samples = observe_steps(key, learner, weighing, num_episodes, stops)
+    check_fine_enough(samples.weight, samples.observed, weighing)
     return samples
 
 
@@ -132,9 +133,9 @@ def samples_from_paths(
 ) -> Samples:
     """Weigh recorded episodes: `x` and `gradient` (episodes, points, d), `hessian` (episodes, points, d, d).
 
-    Row k is the state after k steps of size `step_size`; row 0 is the start. `lengths` (episodes,) gives the number of steps
-    each episode really made, if they differ: later rows are ignored, whatever they hold, and conditioning times past an
-    episode's end are marked unobserved. `times` and `scheme` are as in `observe`.
+    Row k is the state after k steps of size `step_size`; row 0 is the start. `lengths` (episodes,) gives the number
+    of steps each episode really made, if they differ: later rows are ignored, whatever they hold, and conditioning
+    times past an episode's end are marked unobserved. `times` and `scheme` are as in `observe`.
     """
     x, gradient, hessian = (
         float_array("x", x),
@@ -163,8 +164,8 @@ def samples_from_paths(
         )
     seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
     _check_finite({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
-    scalars = (jnp.broadcast_to(jnp.asarray(v, x.dtype), (episodes,)) for v in (step_size, inverse_temperature))
-    paths = Path(x, gradient, hessian, *scalars, lengths.astype(jnp.int32))
+    epsilon, beta = (jnp.full(episodes, jnp.asarray(v, x.dtype)) for v in (step_size, inverse_temperature))
+    paths = Path(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
     if scheme is None:
         pilot = jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths)
         scheme = Canonical() if dim <= _CANONICAL_UP_TO else _tuned(pilot)
@@ -206,10 +207,10 @@ def _check_finite(arrays: dict[str, Array], where: Array, axis: str) -> None:
     """Name the first value that is not finite among those that count."""
     if not is_concrete(arrays, where):
         return
-    where = np.asarray(where)
+    counts = np.asarray(where)
     for name, array in arrays.items():
-        finite = np.isfinite(np.asarray(array)).reshape(*where.shape, -1).all(-1)
-        bad = np.argwhere(where & ~finite)
+        finite = np.isfinite(np.asarray(array)).reshape(*counts.shape, -1).all(-1)
+        bad = np.argwhere(counts & ~finite)
         if len(bad):
             raise ValueError(
                 f"{name} must be finite where observed; first bad value at episode {bad[0][0]}, {axis} {bad[0][1]} "

@@ -10,10 +10,10 @@ every step. Throughout, M = I − εH_k is the Jacobian of one step and σ² = 2
 
 The divergence needs ∂³L. `third` says where from:
 
-- `"covariation"`: ε ∂_a∂_b∂_p L ≈ ε ΔH_ab ξ_p/σ, the quadratic covariation of Hessian and noise; any dimension, observed
-  Hessians only. By Stein's lemma its mean is ε E ∂_a∂_b∂_p L(X_{k+1}) whatever the gradient noise and the minibatches:
-  ΔX in place of σξ would add the noise's own variance to ξ's, and the covariance of a batch's gradient and Hessian.
-  The default.
+- `"covariation"`: ε ∂_a∂_b∂_p L ≈ ε ΔH_ab ξ_p/σ, the quadratic covariation of Hessian and noise; any dimension,
+  observed Hessians only. By Stein's lemma its mean is ε E ∂_a∂_b∂_p L(X_{k+1}) whatever the gradient noise and the
+  minibatches: ΔX in place of σξ would add the noise's own variance to ξ's, and the covariance of a batch's gradient
+  and Hessian. The default.
 - `"divided"`: ε ΔH/ΔX, in one dimension.
 - `"ito"`: β (g_{k+1} − g_k − H_k ΔX), the paper's; biased when gradients are noisy, because the noise of the last
   gradient then enters both the weight and the value it multiplies. `Canonical` takes it in one dimension only.
@@ -122,12 +122,12 @@ class Windowed(eqx.Module):
 
         V ← M⁻¹ ρ (V − c b_k) + ξ_{k+1}/σ,   c ← ρ c + 1,   S = V/c
 
-    with (b_k)_j = ε Σ_{p,a} (M⁻¹)_pa ∂_a∂_j∂_p L(X_k), to leading order ε times the gradient of the Laplacian. A positive
-    rate puts the weight late, where the inverse Jacobian is tame. O(d²) memory and one solve with M a step;
+    with (b_k)_j = ε Σ_{p,a} (M⁻¹)_pa ∂_a∂_j∂_p L(X_k), to leading order ε times the gradient of the Laplacian. A
+    positive rate puts the weight late, where the inverse Jacobian is tame. O(d²) memory and one solve with M a step;
     `neumann=m` replaces the solve by m terms of Σ (εH)^j v, which needs only Hessian-vector products.
 
-    Where M is not positive definite (εH ≥ 1 in some direction) the chain is too coarse for this scheme: the weight is
-    NaN from there on, and `weigh` and `observe` raise an error. `Canonical` has no such limit.
+    Where M is not positive definite (εH ≥ 1 in some direction, after X_0) the chain is too coarse for this scheme: the
+    weight is NaN from there on, and `weigh` and `observe` raise an error. `Canonical` has no such limit.
     """
 
     rate: float | Scalar
@@ -204,8 +204,9 @@ def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
     points = Point(path.x, path.gradient, path.hessian)
     before, after = (jax.tree.map(lambda leaf, s=s: leaf[s], points) for s in (slice(-1), slice(1, None)))
 
-    def body(state, pair):
-        state = scheme.step(state, Transition(*pair, path.step_size, path.inverse_temperature))
+    def body(state: Any, pair: tuple[Point, Point]) -> tuple[Any, Vector]:
+        before, after = pair
+        state = scheme.step(state, Transition(before, after, path.step_size, path.inverse_temperature))
         return state, scheme.weight(state)
 
     _, weights = lax.scan(body, scheme.init(dim, dtype), (before, after))
@@ -284,7 +285,9 @@ def _window_step(
 ) -> WindowState:
     """V ← M⁻¹ decay (V − c b) + gain ξ/σ,  c ← decay c + gain."""
     V, c = _tensor.unpack(state.V, 1), state.c
-    M = _jacobian(transition)
+    # M_0 has nothing to carry, V and c being 0 there: a start far out, where εH_0 ≥ 1, does no harm.
+    hessian = jnp.where(state.k == 0, 0, transition.before.hessian)
+    M = _jacobian(transition._replace(before=transition.before._replace(hessian=hessian)))
     if callable(third):
         T = unroll(transition.step_size * third(transition.before.x))
         weighting = _tensor.eye(M) if exponential else _tensor.inverse(M)
