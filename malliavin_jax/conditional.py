@@ -164,7 +164,7 @@ def conditional_expectation(
     check_shape("jacobians", jacobians, (*values.shape, samples.dim))
     seen = samples.observed[..., None]
     # Squares of centred values do not cancel in float32.
-    centre = jnp.sum(jnp.where(seen, values, 0), (0, 1)) / jnp.maximum(jnp.sum(seen), 1)
+    centre = jnp.sum(jnp.where(seen, values, 0), (0, 1)) / jnp.maximum(jnp.sum(seen), 1).astype(values.dtype)
     bank = make_bank(samples, values - centre[None, None, :], jacobians)
     low, high = bounds(samples)
     inside = jnp.all((alpha >= low) & (alpha <= high))

@@ -160,7 +160,7 @@ def march(
             carry, block, count = one_step(carry, block, phase), block + 1, count - 1
         blocks, rest = divmod(count, width)
         if blocks:
-            carry, _ = lax.scan(one_block, carry, block + jnp.arange(blocks))
+            carry, _ = lax.scan(one_block, carry, block + jnp.arange(blocks), unroll=width)
         return one_step(carry, block + blocks, 0) if rest else carry
 
     first = _point_at(learner, x, draw(_noise.FIRST, jnp.asarray(0), 0))
