@@ -57,7 +57,8 @@ def chain_trace(gradients: Mapping[str, Any], truths: Mapping[str, Any], *, ax: 
         ax.plot(size, ".", markersize=2.5, color=colour, label=name, alpha=0.7)
     ax.set_yscale("log")
     ax.set(xlabel="step of the outer chain", ylabel="|estimate − ∇L(α_k)| (loss per unit of state)")
-    ax.legend(frameon=False, markerscale=4)
+    ax.set_ylim(top=1e4 if np.max([np.max(np.abs(np.asarray(g))) for g in gradients.values()]) > 1 else None)
+    ax.legend(loc="upper center", ncols=len(gradients), frameon=False, markerscale=4)
     return ax
 
 

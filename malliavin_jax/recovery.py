@@ -130,7 +130,7 @@ def _log_density(
     (first, second), _ = jax.lax.scan(add, (jnp.zeros_like(mean), jnp.zeros_like(mean)), units)
     number = len(units)
     variance = (second - first**2 / number) / (number * (number - 1))
-    value = -(jnp.log(safe) - jnp.log(safe.ravel()[lowest])) / beta
+    value = (jnp.log(safe.ravel()[lowest]) - jnp.log(safe)) / beta
     stderr = jnp.sqrt(jnp.maximum(variance, 0)) / beta
     return jnp.where(filled, value, jnp.nan), jnp.where(filled, stderr, jnp.inf)
 

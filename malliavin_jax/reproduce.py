@@ -102,7 +102,10 @@ def reproduce(out: Path, *, seed: int = 0, fast: bool = False, say: Callable[[st
         )
         return jax.block_until_ready(chain)
 
-    bank_chains = {name: run(keys[1], f"bank, {name}", field, chains) for name, field in bank.items()}
+    def chains_for(field: Any) -> int:  # a field that looks at every sample at every step gets a quarter
+        return chains // 4 if isinstance(field, LiteralField | NadarayaWatson) else chains
+
+    bank_chains = {n: run(keys[1], f"bank, {n}", field, chains_for(field)) for n, field in bank.items()}
     fresh_runs = {name: run(keys[2], f"fresh episodes, {name}", f, fresh_chains) for name, f in fresh.items()}
 
     def recover(chain: Chain) -> Loss:

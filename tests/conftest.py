@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--slow"):
         skip = pytest.mark.skip(reason="long form: pass --slow")
         for item in items:
-            if "slow" in item.keywords:
+            if item.get_closest_marker("slow"):
                 item.add_marker(skip)
 
 
