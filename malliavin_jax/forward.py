@@ -149,10 +149,21 @@ def march(
         after = _point_at(learner, x, draws)
         return after, step(state, Transition(before, after, step_size, inverse_temperature))
 
-    def one_block(carry: tuple[Point, State], block: Array) -> tuple[tuple[Point, State], None]:
+    # A one-dimensional gradient and Hessian without noise cost less to compute again than to carry through memory.
+    has_noise = not is_static_zero(learner.gradient_noise) or isinstance(learner.potential, AbstractMinibatchPotential)
+    slim = dim == 1 and not has_noise
+
+    def strip(carry: tuple[Point, State]) -> Any:
+        return (carry[0].x, carry[1]) if slim else carry
+
+    def restore(carry: Any) -> tuple[Point, State]:
+        return (_point_at(learner, carry[0], _Draws(carry[0], None, None)), carry[1]) if slim else carry
+
+    def one_block(carry: Any, block: Array) -> tuple[Any, None]:
+        carry = restore(carry)
         for phase in range(width):
             carry = one_step(carry, block, phase)
-        return carry, None
+        return strip(carry), None
 
     def segment(carry: tuple[Point, State], block: Array, phase: int, count: int) -> tuple[Point, State]:
         """`count` steps from number width·block + phase on."""
@@ -160,7 +171,8 @@ def march(
             carry, block, count = one_step(carry, block, phase), block + 1, count - 1
         blocks, rest = divmod(count, width)
         if blocks:
-            carry, _ = lax.scan(one_block, carry, block + jnp.arange(blocks), unroll=width)
+            carry, _ = lax.scan(one_block, strip(carry), block + jnp.arange(blocks), unroll=width)
+            carry = restore(carry)
         return one_step(carry, block + blocks, 0) if rest else carry
 
     first = _point_at(learner, x, draw(_noise.FIRST, jnp.asarray(0), 0))

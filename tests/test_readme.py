@@ -1,0 +1,53 @@
+"""The README's example runs, and its commands are the ones that are tested."""
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def example():
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    return names
+
+
+def test_the_example_estimates_the_gradient_within_its_error_bars(example):
+    estimate = example["estimate"]
+    assert bool(estimate.trusted)
+    assert abs(float(estimate.value[0]) - (0.5**3 + 0.5)) < 4 * float(estimate.stderr[0])
+
+
+def test_the_example_recovers_the_loss(example):
+    for name, scale in (("recovered", 1.0), ("smoother", 1.0)):
+        loss = example[name]
+        grid, value, stderr = (np.asarray(v) for v in (loss.grid, loss.value, loss.stderr))
+        centre = (np.abs(grid) < 1) & np.isfinite(value)
+        truth = grid**4 / 4 + grid**2 / 2
+        # Bins are a tenth of a unit wide and the loss is curved: half a bin of slope, and four standard errors.
+        allowed = scale * (0.05 + 4 * stderr[centre])
+        assert centre.sum() > 10
+        assert np.all(np.abs(value[centre] - truth[centre]) < allowed), name
+
+
+def test_exactly_two_set_up_commands():
+    commands = [line.strip() for line in README.splitlines() if line.startswith("    python3 -m venv")]
+    assert len(commands) == 2
+    assert commands[0].endswith("malliavin-jax reproduce")
+    assert commands[1].endswith("python -m pytest -n 2")
+    assert "pytest -n 2" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_versions_agree():
+    import malliavin_jax
+
+    assert f'version = "{malliavin_jax.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {malliavin_jax.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert jnp.asarray(0.0).dtype == jnp.float64  # the strict settings are on
