@@ -73,10 +73,10 @@ def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array,
     mixed = _products(others_right, left) - _products(right, others_left)
 
     flat = x.reshape(-1)[order]
-    gap = _decay(jnp.diff(flat) / h)
-    ones = jnp.ones((1, 5), x.dtype)
-    left_sums = _running_sum(left_all.reshape(-1, 5)[order], jnp.concatenate([ones, gap]))
-    right_sums = _running_sum(right_all.reshape(-1, 5)[order][::-1], jnp.concatenate([gap, ones])[::-1])[::-1]
+    gap = jnp.diff(flat) / h
+    zero = jnp.zeros((1,), x.dtype)
+    left_sums = _running_sum(left_all.reshape(-1, 5)[order], jnp.concatenate([zero, gap]))
+    right_sums = _running_sum(right_all.reshape(-1, 5)[order][::-1], jnp.concatenate([gap, zero])[::-1])[::-1]
     none = jnp.zeros((1, 5), x.dtype)
     return SortedBank(
         flat,
@@ -87,13 +87,17 @@ def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array,
     )
 
 
-def _running_sum(terms: Float[Array, "points k"], factors: Float[Array, "points k"]) -> Float[Array, "points k"]:
-    """y_j = terms_j + factors_j y_{j−1}."""
+def _running_sum(terms: Float[Array, "points 5"], gaps: Float[Array, " points"]) -> Float[Array, "points 5"]:
+    """y_j = terms_j + decay(gaps_j) y_{j−1}.
+
+    Distances are added and their decay taken afterwards: a product of a million factors, each a rounding error below
+    one, would be off by a million of them.
+    """
 
     def combine(before, after):
-        return before[0] * after[0], after[0] * before[1] + after[1]
+        return before[0] + after[0], _decay(after[0]) * before[1] + after[1]
 
-    return lax.associative_scan(combine, (factors, terms))[1]
+    return lax.associative_scan(combine, (gaps, terms))[1]
 
 
 def _episode_partial_sums(x: Array, right: Array, left: Array, h: Scalar) -> tuple[Array, Array]:

@@ -1,5 +1,6 @@
 """Gradient fields α ↦ ∇L(α): PyTree callables `field(alpha, *, key=None) -> Estimate`."""
 
+import itertools
 from collections.abc import Callable
 from typing import Literal
 
@@ -159,9 +160,10 @@ class FreshField(eqx.Module):
 class TabulatedField(eqx.Module):
     """A field evaluated once on a regular grid, then interpolated linearly: for chains that query millions of times.
 
-    `interpolation_error` is the largest difference between the table and the field at the centres of (up to 4096 of)
-    its cells, where linear interpolation is worst. Outside the grid the value at the nearest point is continued with
-    the stiffness 1/(half-width)².
+    `interpolation_error` is the largest difference between the table and the field halfway between nodes: at (up to
+    4096 of) the centres of the cells and of their faces and edges, one of which is worst for linear interpolation of a
+    smooth field, whatever the signs of its second derivatives. Outside the grid the value at the nearest point is
+    continued with the stiffness 1/(half-width)².
     """
 
     estimates: Estimate
@@ -179,13 +181,13 @@ class TabulatedField(eqx.Module):
         self.low = jnp.stack([axis[0] for axis in axes])
         self.step = jnp.stack([(axis[-1] - axis[0]) / (axis.shape[0] - 1) for axis in axes])
         nodes = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1)
-        evaluate = jax.jit(lambda points: jax.lax.map(field, points, batch_size=batch_size))
-        flat = evaluate(nodes.reshape(-1, len(axes)))
+        evaluate = eqx.filter_jit(lambda field, points: jax.lax.map(field, points, batch_size=batch_size))
+        flat = evaluate(field, nodes.reshape(-1, len(axes)))
         self.estimates = jax.tree.map(lambda leaf: leaf.reshape(*nodes.shape[:-1], *leaf.shape[1:]), flat)
-        centres = jnp.stack(jnp.meshgrid(*(a[:-1] for a in axes), indexing="ij"), -1).reshape(-1, len(axes))
-        centres = (centres + self.step[None] / 2)[:: max(1, -(-len(centres) // 4096))]
         self.interpolation_error = jnp.zeros_like(self.low)
-        difference = jax.vmap(lambda c: self(c).value)(centres) - evaluate(centres).value
+        halfway = _halfway_points(axes)
+        halfway = halfway[:: -(-len(halfway) // 4096)]
+        difference = jax.vmap(lambda point: self(point).value)(halfway) - evaluate(field, halfway).value
         self.interpolation_error = jnp.max(jnp.abs(difference), 0)
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
@@ -219,6 +221,18 @@ class TabulatedField(eqx.Module):
             density_stderr,
             trusted & ~outside,
         )
+
+
+def _halfway_points(axes: tuple[Float[Array, " nodes"], ...]) -> Float[Array, "points d"]:
+    """The centres of the cells of a grid, and of their faces and edges."""
+    halves = [(axis[1:] + axis[:-1]) / 2 for axis in axes]
+    choices = itertools.product((False, True), repeat=len(axes))
+    grids = [
+        jnp.meshgrid(*(half if between else axis for between, half, axis in zip(choice, halves, axes, strict=True)))
+        for choice in choices
+        if any(choice)
+    ]
+    return jnp.concatenate([jnp.stack(grid, -1).reshape(-1, len(axes)) for grid in grids])
 
 
 def _guarded(

@@ -135,7 +135,7 @@ def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: Arr
     scored (they still serve as neighbours): there the fit has neighbours on one side only, and its large
     errors would decide for all.
 
-    Beyond 3000 points the curve is averaged over 2 to 8 disjoint subsamples of that size (evenly spaced
+    Beyond 3000 points the curve is averaged over at most 8 disjoint subsamples of that size (evenly spaced
     episodes; nothing is random), and h is carried from their n episodes to all N at the rate of the optimal
     bandwidth, h_N = h_n (n/N)^{1/(d+2q)}, for a bias of order h^q (q = 2 for degrees 0 and 1, 4 for 2 and 3).
     This is bagged cross-validation (Hall & Robinson, Biometrika 96, 2009). Predicting a few points from all

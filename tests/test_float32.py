@@ -1,0 +1,41 @@
+"""The float32 leg: the dtype of the initial law is the dtype of everything, and rounding stays rounding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import malliavin_jax as mj
+
+
+def initial(key):
+    return jax.random.normal(key, (2,), jnp.float32)
+
+
+@pytest.mark.parametrize("scheme", [mj.Canonical(), mj.Windowed(3.0), mj.Reciprocal()], ids=lambda s: type(s).__name__)
+def test_weights_of_a_float32_path_are_those_of_float64_up_to_rounding(key, scheme):
+    learner = mj.ForwardLearner(mj.potentials.Quartic(0.5), initial, step_size=0.01, gradient_noise=0.5)
+    paths = jax.vmap(lambda k: mj.simulate(k, learner, 40))(jax.random.split(key, 50))
+    assert {leaf.dtype for leaf in jax.tree.leaves(paths)} == {jnp.dtype("float32"), jnp.dtype("int32")}
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if leaf.dtype == jnp.float32 else leaf, paths)
+    weigh = jax.jit(jax.vmap(lambda path: mj.weigh(path, scheme)))
+    narrow_weights, wide_weights = weigh(paths), weigh(wide)
+    assert narrow_weights.dtype == jnp.float32
+    # Each step reads its noise off positions of size ~ 2 rounded at 2⁻²⁴ and divides by σ² = 0.02: an error of ~ 1e-5 a
+    # step, random over 40 steps, and as large as the inverse Jacobian makes it.
+    size = 1 + np.abs(wide_weights).max()
+    assert np.abs(narrow_weights - wide_weights).max() < 3e-4 * size
+
+
+def test_everything_downstream_stays_float32(key):
+    def one(key):
+        return jax.random.normal(key, (1,), jnp.float32)
+
+    learner = mj.ForwardLearner(mj.potentials.Quartic(), one, step_size=0.01, gradient_noise=0.5)
+    samples = mj.observe(key, learner, num_episodes=500, times=[0.4, 0.8])
+    assert {leaf.dtype for leaf in jax.tree.leaves(samples)} == {jnp.dtype("float32"), jnp.dtype("bool")}
+    field = mj.MalliavinField(samples, mj.Laplace(0.4), control=None)
+    estimate = jax.jit(field)(jnp.array([0.3], jnp.float32))
+    floats = {leaf.dtype for leaf in jax.tree.leaves(estimate) if leaf.dtype != bool}
+    assert floats == {jnp.dtype("float32")}
+    assert abs(float(estimate.value[0]) - (0.3**3 + 0.3)) < 5 * float(estimate.stderr[0])
