@@ -76,7 +76,8 @@ def test_same_numbers_under_jit_and_on_two_devices(key):
     sharded = jax.jit(run, out_shardings=split)(key)
     assert len(sharded.x.sharding.device_set) == 2
     for one, two, three in zip(*map(jax.tree.leaves, (plain, jitted, sharded)), strict=True):
-        np.testing.assert_array_equal(one, two)
+        # The noise is bit for bit the same; the last bit of a sum depends on how each program is fused.
+        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(one, three, rtol=1e-12, atol=1e-12)
 
 
