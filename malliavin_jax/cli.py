@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"malliavin-jax: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
         return 2
 
-    from .reproduce import reproduce as run
+    from ._reproduce import reproduce as run
 
     run(arguments.out, seed=arguments.seed, fast=arguments.fast, say=lambda line: print(line, flush=True))
     return 0
