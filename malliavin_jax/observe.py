@@ -165,7 +165,7 @@ def samples_from_paths(
     seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
     _check_finite({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
     epsilon, beta = (jnp.full(episodes, jnp.asarray(v, x.dtype)) for v in (step_size, inverse_temperature))
-    paths = Path(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
+    paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
     if scheme is None:
         pilot = jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths)
         scheme = Canonical() if dim <= _CANONICAL_UP_TO else _tuned(pilot)

@@ -247,9 +247,7 @@ def test_right_ways_pass():
         "_fields": "from .fields import F",
     }
     sources = {
-        module: "\n".join(
-            f"from .{left} import x" for row in ORDER[:rank] for left in row if left not in LAST
-        )
+        module: "\n".join(f"from .{left} import x" for row in ORDER[:rank] for left in row if left not in LAST)
         for module, rank in RANK.items()
     }
     for module in ("localize", "fields", "recovery"):

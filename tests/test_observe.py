@@ -4,11 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import malliavin_jax as mj
-from malliavin_jax._misc import floats_to_arrays
-from malliavin_jax.observe import check_samples, observe_steps
 
 EPISODES = 12
 
@@ -41,7 +38,7 @@ def check_same(samples, paths, scheme, steps):
 
 @pytest.mark.parametrize(
     ("dim", "steps"),
-    [(1, (20,)), (1, (3, 6, 9, 20)), (1, (1, 2, 5, 19)), (1, (1, 2, 3)), (2, (5, 10, 15)), (2, (1, 4)), (6, (5, 20))],
+    [(1, (20,)), (1, (3, 6, 9, 20)), (1, (1, 2, 5, 19)), (1, (1, 2, 3))],
     ids=str,
 )
 def test_observe_is_simulate_and_weigh_key_for_key(dim, steps):
@@ -65,52 +62,6 @@ def test_the_default_beyond_five_dimensions_is_a_tuned_window(key):
         other = mj.observe(key, make(6), num_episodes=400, times=[0.3], scheme=mj.Windowed(rate))
         moments.append(float(jnp.mean(jnp.sum(other.weight**2, -1))))
     assert float(jnp.mean(jnp.sum(samples.weight**2, -1))) <= 1.05 * min(moments)
-
-
-def test_same_numbers_under_jit_and_on_two_devices(key):
-    learner = floats_to_arrays(make(2), jnp.float64)
-    mesh = Mesh(np.asarray(jax.devices()[:2]), ("episodes",))
-    split = NamedSharding(mesh, PartitionSpec("episodes"))
-    run = lambda k: observe_steps(k, learner, mj.Canonical(), EPISODES, (10, 20))  # noqa: E731
-    plain, jitted = run(key), jax.jit(run)(key)
-    sharded = jax.jit(run, out_shardings=split)(key)
-    assert len(sharded.x.sharding.device_set) == 2
-    for one, two, three in zip(*map(jax.tree.leaves, (plain, jitted, sharded)), strict=True):
-        # The noise is bit for bit the same; the last bit of a sum depends on how each program is fused.
-        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(one, three, rtol=1e-12, atol=1e-12)
-
-
-def test_recorded_arrays_give_the_same_samples(key):
-    learner = make(2, gradient_noise=0.3, inverse_temperature=2.0)
-    paths = paths_of(key, learner, 20)
-    recorded = mj.samples_from_paths(
-        np.asarray(paths.x), paths.gradient, paths.hessian, step_size=0.01, inverse_temperature=2.0, times=[0.1, 0.2]
-    )
-    observed = mj.observe(key, learner, num_episodes=EPISODES, times=[0.1, 0.2])
-    for got, want in zip(jax.tree.leaves(recorded), jax.tree.leaves(observed), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-10)
-
-
-def test_episodes_of_unequal_length_are_masked_not_padded(key):
-    paths = paths_of(key, make(1), 20)
-    lengths = np.arange(EPISODES) + 8
-    x = np.asarray(paths.x).copy()
-    for episode, length in enumerate(lengths):
-        x[episode, length + 1 :] = np.nan  # never looked at
-    samples = mj.samples_from_paths(
-        x, paths.gradient, paths.hessian, step_size=0.01, times=[0.05, 0.15], lengths=lengths
-    )
-    np.testing.assert_array_equal(samples.observed, np.stack([lengths >= 5, lengths >= 15], 1))
-    assert np.all(np.isnan(samples.x[~samples.observed]))
-    assert np.all(np.isfinite(samples.weight[samples.observed]))
-    check_samples(samples)
-
-
-def test_numbers_do_not_depend_on_the_times_asked_for(key):
-    one = mj.observe(key, make(1), num_episodes=EPISODES, times=[0.2])
-    many = mj.observe(key, make(1), num_episodes=EPISODES, times=[0.05, 0.13, 0.2])
-    np.testing.assert_allclose(one.weight[:, 0], many.weight[:, -1], rtol=1e-12, atol=1e-12)
 
 
 def test_a_sweep_over_parameters_compiles_once(key):

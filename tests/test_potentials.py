@@ -137,9 +137,7 @@ def test_the_quartic_is_the_papers():
     x = jnp.asarray([1.7])
     assert float(Quartic().value(x)) == pytest.approx(1.7**4 / 4 + 1.7**2 / 2, rel=1e-14)
     y = jnp.asarray([1.0, 2.0, -3.0])
-    assert float(Quartic(0.5).value(y)) == pytest.approx(
-        (1 + 16 + 81) / 4 + 14 / 2 + 0.5 * (2 - 6), rel=1e-14
-    )
+    assert float(Quartic(0.5).value(y)) == pytest.approx((1 + 16 + 81) / 4 + 14 / 2 + 0.5 * (2 - 6), rel=1e-14)
 
 
 def test_muller_brown_has_its_published_minima():
@@ -167,9 +165,7 @@ def test_mixture_is_the_density_of_scipy(d):
     rng = np.random.default_rng(1)
     means, weights, spread = rng.normal(size=(3, d)), np.asarray([0.2, 0.5, 0.3]), covariance_stack(rng, 3, d)
     x = rng.normal(size=(20, d))
-    density = sum(
-        w * stats.multivariate_normal(m, s).pdf(x) for w, m, s in zip(weights, means, spread, strict=True)
-    )
+    density = sum(w * stats.multivariate_normal(m, s).pdf(x) for w, m, s in zip(weights, means, spread, strict=True))
     potential = GaussianMixture(means, 7 * weights, spread)  # weights need not sum to one
     np.testing.assert_allclose(jax.jit(jax.vmap(potential.value))(x), -np.log(density), rtol=1e-12)
 
@@ -180,9 +176,7 @@ def test_mixture_far_away_is_its_nearest_component(dtype):
     wide = 4.0 * np.eye(2)
     potential = GaussianMixture([[0.0, 0.0], [1.0, -1.0]], None, np.stack([np.eye(2), wide]))
     x = jnp.asarray([1e4, -2e4], dtype)
-    value, gradient, hessian = jax.jit(
-        lambda x: (potential.value(x), potential.gradient(x), potential.hessian(x))
-    )(x)
+    value, gradient, hessian = jax.jit(lambda x: (potential.value(x), potential.gradient(x), potential.hessian(x)))(x)
     np.testing.assert_allclose(gradient, (np.asarray(x) - np.asarray([1.0, -1.0])) / 4, rtol=1e-6)
     np.testing.assert_allclose(hessian, np.eye(2) / 4, rtol=1e-6)
     assert np.isfinite(value)
@@ -201,9 +195,7 @@ def test_logistic_hessian_keeps_small_curvatures():
     """At a logit of ±60, σ(1 − σ) would round to 0; the curvature is e^−60."""
     potential = LogisticRegression([[1.0]], [1], 0.0)
     for x in (60.0, -60.0):
-        assert float(potential.hessian(jnp.asarray([x]))[0, 0]) == pytest.approx(
-            np.exp(-60), rel=1e-12, abs=0
-        )
+        assert float(potential.hessian(jnp.asarray([x]))[0, 0]) == pytest.approx(np.exp(-60), rel=1e-12, abs=0)
 
 
 def test_minibatches_are_unbiased(key):
@@ -391,9 +383,7 @@ def test_fit_can_be_differentiated_past_masked_points():
 
     slopes = jax.grad(at_one, argnums=(0, 1))(gradient, hessian)
     assert all(np.all(slope[:10] == 0) for slope in slopes)
-    total = sum(
-        np.sum(slope[10:] * data[10:]) for slope, data in zip(slopes, (gradient, hessian), strict=True)
-    )
+    total = sum(np.sum(slope[10:] * data[10:]) for slope, data in zip(slopes, (gradient, hessian), strict=True))
     assert float(total) == pytest.approx(float(at_one(gradient, hessian)), rel=1e-9)
 
 
