@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from . import _noise
+from . import _noise, _tensor
 from ._misc import check_count, check_nonnegative, check_positive, is_concrete, is_static_zero
 from ._types import Key, Matrix, Scalar, Vector
 from .potentials import AbstractMinibatchPotential, AbstractPotential
@@ -122,9 +122,8 @@ def march(
     the number of steps. Returns the initial point, the outputs stacked along the stops, and the number
     of steps after which the episode stops.
     """
-    initial_key, noise_key = jax.random.split(key)
-    words = _noise.key_words(noise_key)
-    x = learner.initial(initial_key)
+    words = _noise.key_words(key)
+    x = learner.initial(_noise.derived_key(words, _noise.INITIAL, jnp.asarray(0)))
     dim, dtype = x.shape[0], x.dtype
     step_size = jnp.asarray(learner.step_size, dtype)
     inverse_temperature = jnp.asarray(learner.inverse_temperature, dtype)
@@ -132,32 +131,40 @@ def march(
 
     width = _noise.steps_per_block(dim)
 
-    def draw(streams: tuple[int, int, int], block: Array, phase: int) -> _Draws:
-        xi, gradient, batch = streams
-        noise, batch_key = None, None
-        if not is_static_zero(learner.gradient_noise):
-            noise = _noise.normals(words, gradient, block, phase, dim, dtype)
-        if isinstance(learner.potential, AbstractMinibatchPotential):
-            batch_key = _noise.batch_key(words, batch, width * block + phase)
-        return _Draws(_noise.normals(words, xi, block, phase, dim, dtype), noise, batch_key)
+    def draw(streams: tuple[int, int, int], block: Array) -> _Noise:
+        xi, gradient, _ = streams
+        noisy = not is_static_zero(learner.gradient_noise)
+        return _Noise(
+            _noise.draw_block(words, xi, block, dim, dtype),
+            _noise.draw_block(words, gradient, block, dim, dtype) if noisy else None,
+        )
 
-    def one_step(carry: tuple[Point, State], block: Array, phase: int) -> tuple[Point, State]:
+    def seen_at(x: Vector, noise: _Noise, streams: tuple[int, int, int], block: Array, phase: int) -> Point:
+        extra = None if noise.gradient is None else _noise.normals(noise.gradient, phase, dim, dtype)
+        batch_key = _noise.derived_key(words, streams[2], width * block + phase) if minibatch else None
+        return _point_at(learner, x, extra, batch_key)
+
+    def one_step(carry: _Carry, block: Array, phase: int) -> _Carry:
         """Step number width·block + phase."""
-        before, state = carry
-        draws = draw(_noise.LATER, block, phase)
-        x = before.x - step_size * before.gradient + sigma * draws.xi
-        after = _point_at(learner, x, draws)
-        return after, step(state, Transition(before, after, step_size, inverse_temperature))
+        before, state, noise = carry
+        x = before.x - step_size * before.gradient + sigma * _noise.normals(noise.xi, phase, dim, dtype)
+        after = seen_at(x, noise, _noise.LATER, block, phase)
+        state = step(state, Transition(before, after, step_size, inverse_temperature))
+        # The noise of the next block is drawn one block ahead: what a scan carries is computed once, while XLA would
+        # hash anew in every expression that uses a number drawn on the spot.
+        return _Carry(after, state, draw(_noise.LATER, block + 1) if phase == width - 1 else noise)
 
+    minibatch = isinstance(learner.potential, AbstractMinibatchPotential)
     # A one-dimensional gradient and Hessian without noise cost less to compute again than to carry through memory.
-    has_noise = not is_static_zero(learner.gradient_noise) or isinstance(learner.potential, AbstractMinibatchPotential)
-    slim = dim == 1 and not has_noise
+    slim = dim == 1 and not minibatch and is_static_zero(learner.gradient_noise)
 
-    def strip(carry: tuple[Point, State]) -> Any:
-        return (carry[0].x, carry[1]) if slim else carry
+    def strip(carry: _Carry) -> Any:
+        kept = (carry.point.x,) if slim else carry.point
+        return carry._replace(point=tuple(_tensor.pack(_tensor.unroll(leaf)) for leaf in kept))
 
-    def restore(carry: Any) -> tuple[Point, State]:
-        return (_point_at(learner, carry[0], _Draws(carry[0], None, None)), carry[1]) if slim else carry
+    def restore(carry: Any) -> _Carry:
+        x, *rest = (_tensor.roll(_tensor.unpack(leaf, rank)) for leaf, rank in zip(carry.point, (1, 1, 2), strict=False))
+        return carry._replace(point=_point_at(learner, x, None, None) if slim else Point(x, *rest))
 
     def one_block(carry: Any, block: Array) -> tuple[Any, None]:
         carry = restore(carry)
@@ -165,18 +172,19 @@ def march(
             carry = one_step(carry, block, phase)
         return strip(carry), None
 
-    def segment(carry: tuple[Point, State], block: Array, phase: int, count: int) -> tuple[Point, State]:
+    def segment(carry: _Carry, block: Array, phase: int, count: int) -> _Carry:
         """`count` steps from number width·block + phase on."""
         if phase > 0:
             carry, block, count = one_step(carry, block, phase), block + 1, count - 1
         blocks, rest = divmod(count, width)
         if blocks:
-            carry, _ = lax.scan(one_block, strip(carry), block + jnp.arange(blocks), unroll=width)
+            carry, _ = lax.scan(one_block, strip(carry), block + jnp.arange(blocks))
             carry = restore(carry)
         return one_step(carry, block + blocks, 0) if rest else carry
 
-    first = _point_at(learner, x, draw(_noise.FIRST, jnp.asarray(0), 0))
-    carry, start, outputs = (first, init(first)), 0, []
+    zero = jnp.asarray(0)
+    first = seen_at(x, draw(_noise.FIRST, zero), _noise.FIRST, zero, 0)
+    carry, start, outputs = _Carry(first, init(first), draw(_noise.LATER, zero)), 0, []
     for gap, repeats in _runs(stops):
         # A gap that is no multiple of the block changes the phase from stop to stop: `width` stops then make a period.
         stops_per_period = 1 if gap % width == 0 else width
@@ -185,7 +193,7 @@ def march(
             read_out = []
             for offset in range(phase, phase + count * gap, gap):
                 carry = segment(carry, base + offset // width, offset % width, gap)
-                read_out.append(read(*carry))
+                read_out.append(read(carry.point, carry.state))
             return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *read_out)
 
         periods, rest = divmod(repeats, stops_per_period)
@@ -202,23 +210,28 @@ def march(
     return first, stacked, _length(words, learner, dtype)
 
 
-class _Draws(NamedTuple):
-    """The random numbers of one step: what moves the state, and what is seen at the new one."""
+class _Noise(NamedTuple):
+    """The normals of one block of steps: what moves the state, and what is added to the gradient at the new one."""
 
-    xi: Vector
-    gradient: Vector | None
-    batch_key: Key | None
+    xi: _tensor.Leaves
+    gradient: _tensor.Leaves
 
 
-def _point_at(learner: ForwardLearner, x: Vector, draws: _Draws) -> Point:
+class _Carry(NamedTuple):
+    point: Any
+    state: Any
+    noise: _Noise
+
+
+def _point_at(learner: ForwardLearner, x: Vector, noise: Vector | None, batch_key: Key | None) -> Point:
     """What the learner sees at x: the potential's derivatives, or a minibatch's, plus its gradient noise."""
     potential = learner.potential
-    if draws.batch_key is not None:
+    if batch_key is not None:
         assert isinstance(potential, AbstractMinibatchPotential)
-        potential = potential.minibatch(draws.batch_key)
+        potential = potential.minibatch(batch_key)
     gradient = potential.gradient(x)
-    if draws.gradient is not None:
-        gradient = gradient + jnp.asarray(learner.gradient_noise, x.dtype) * draws.gradient
+    if noise is not None:
+        gradient = gradient + jnp.asarray(learner.gradient_noise, x.dtype) * noise
     return Point(x, gradient, potential.hessian(x))
 
 

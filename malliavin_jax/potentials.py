@@ -167,15 +167,12 @@ class Quartic(AbstractPotential):
         return jnp.sum(x**4 / 4 + x**2 / 2) + jnp.asarray(self.coupling, x.dtype) * jnp.dot(x[:-1], x[1:])
 
     def gradient(self, x: Vector) -> Vector:
-        return x**3 + x + self._coupling(x) @ x
+        neighbours = jnp.pad(x[1:], (0, 1)) + jnp.pad(x[:-1], (1, 0))
+        return x**3 + x + jnp.asarray(self.coupling, x.dtype) * neighbours
 
     def hessian(self, x: Vector) -> Matrix:
-        return jnp.eye(x.shape[0], dtype=x.dtype) * (3 * x**2 + 1)[:, None] + self._coupling(x)
-
-    def _coupling(self, x: Vector) -> Matrix:
-        d = x.shape[0]
-        neighbours = jnp.eye(d, k=1, dtype=x.dtype) + jnp.eye(d, k=-1, dtype=x.dtype)
-        return jnp.asarray(self.coupling, x.dtype) * neighbours
+        eye, above, below = (jnp.eye(x.shape[0], k=k, dtype=x.dtype) for k in (0, 1, -1))
+        return eye * (3 * x**2 + 1)[:, None] + jnp.asarray(self.coupling, x.dtype) * (above + below)
 
 
 class DoubleWell(AbstractPotential):

@@ -268,6 +268,8 @@ LEARNERS = {
     "cold quartic": mj.ForwardLearner(Quartic(), line, 0.01, 3.0),
     "quartic-2": mj.ForwardLearner(Quartic(0.5), plane, 0.01),
     "double well": mj.ForwardLearner(DoubleWell(), line, 0.01, 2.0),
+    "hot double well": mj.ForwardLearner(DoubleWell(), line, 0.01, 0.5),
+    "cold double well": mj.ForwardLearner(DoubleWell(), line, 0.01, 3.0),
     "mixture": mj.ForwardLearner(MIXTURE, plane, 0.01),
 }
 
