@@ -1,0 +1,232 @@
+"""How much better than a kernel is the counterfactual gradient?
+
+Run `python benchmarks/accuracy.py` (about half an hour on two cores; `--fast` for a glance). Every method sees the same
+samples; the error is the root mean square over a grid of α and over several data sets. Kernels have the bandwidth that
+is best in hindsight (oracle) and the cross-validated one; this library has no bandwidth to be told. It prints the table,
+and writes results/accuracy.json and results/accuracy.png.
+"""
+
+import argparse
+import functools
+import time
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from _timing import RESULTS, machine, save
+
+import malliavin_jax as mj
+from malliavin_jax import kernel
+
+TIME, STEP_SIZE = 0.8, 0.01
+MANY = [round(0.05 * k, 2) for k in range(1, 17)]
+NOISES = (0.0, 0.5, 2.0, 10.0)
+SIZES = {1_000: 16, 10_000: 8, 100_000: 4}  # episodes: data sets
+BANDWIDTHS = np.geomspace(0.005, 4.0, 18)
+LENGTHS = np.geomspace(0.02, 6.0, 16)
+DEGREES = {0: "Nadaraya–Watson", 1: "local linear", 2: "local quadratic", 3: "local cubic"}
+PAPER = mj.Reciprocal(third="ito", jacobian="exponential")
+
+
+class Case(NamedTuple):
+    """A loss, the law of its learner's starts, and the places where gradients are asked for."""
+
+    loss: Any
+    initial: Any
+    alphas: Any
+    polynomial: bool
+
+
+def start(d, center=0.0, spread=1.0, cut=4.0):
+    center = jnp.broadcast_to(jnp.asarray(center, jnp.float32), (d,))
+    return lambda key: center + spread * jnp.clip(jax.random.normal(key, (d,)), -cut, cut)
+
+
+def box(d, points, half=0.8, center=0.0):
+    axis = jnp.linspace(-half, half, points)
+    return jnp.stack(jnp.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d) + jnp.asarray(center, jnp.float32)
+
+
+def cases():
+    quartic, wells = mj.potentials.Quartic, mj.potentials.DoubleWell
+    mixture = functools.partial(mj.potentials.GaussianMixture, weights=[0.4, 0.35, 0.25], covariances=0.35)
+    valley = jnp.asarray([-0.2, 0.7])  # among the three minima of Müller and Brown's surface
+    return {
+        "quartic, d = 1": Case(quartic(), start(1), box(1, 21, 1.0), True),
+        "double well, d = 1": Case(wells(), start(1), box(1, 21, 1.2), True),
+        "mixture, d = 1": Case(mixture([[-1.2], [0.2], [1.5]]), start(1), box(1, 21, 1.2), False),
+        "quartic, d = 2": Case(quartic(0.5), start(2), box(2, 6), True),
+        "Müller–Brown, d = 2": Case(
+            mj.potentials.MullerBrown(), start(2, valley, 0.5, 2.0), box(2, 6, 0.5, valley), False
+        ),
+        "mixture, d = 2": Case(mixture([[-1.0, 0.5], [0.9, 0.6], [0.0, -1.0]]), start(2), box(2, 6), False),
+        "quartic, d = 3": Case(quartic(0.5), start(3), box(3, 3), True),
+        "mixture, d = 3": Case(
+            mixture([[-1.0, 0.5, 0.3], [0.9, 0.6, -0.4], [0.0, -1.0, 0.2]]), start(3), box(3, 3), False
+        ),
+    }
+
+
+@eqx.filter_jit
+def estimate(field, alphas):
+    return jax.lax.map(field, alphas, batch_size=8)
+
+
+def evaluate(field, alphas):
+    return estimate(field, alphas).value
+
+
+@eqx.filter_jit
+def sweep(field, alphas, sizes, where):
+    """The field with each of `sizes` for its bandwidth or length."""
+    return jax.lax.map(lambda size: evaluate(eqx.tree_at(where, field, size), alphas), sizes)
+
+
+def kernel_field(samples, degree, bandwidth):
+    if degree == 0:
+        return kernel.NadarayaWatson(samples, bandwidth)
+    return kernel.LocalPolynomial(samples, bandwidth, degree)
+
+
+def one_cell(case, noise, episodes, sets, seed, *, cross_validate):
+    """Root mean square errors of every method on the same data, by name."""
+    learner = mj.ForwardLearner(case.loss, case.initial, STEP_SIZE, gradient_noise=noise)
+    truth = jax.vmap(case.loss.gradient)(case.alphas)
+    d = case.alphas.shape[1]
+    squares: dict[str, list] = {}
+    hits = []
+
+    def note(name, values):
+        """Squared errors, averaged over α; the last axes of `values` are (α, component)."""
+        squares.setdefault(name, []).append(np.mean((np.asarray(values) - np.asarray(truth)) ** 2, (-2, -1)))
+
+    for k in range(sets):
+        key = jax.random.fold_in(jax.random.key(seed), k)
+        look = functools.partial(mj.observe, key, learner, num_episodes=episodes)
+        samples = look(times=[TIME])
+        scale = float(jnp.std(samples.x))
+        ours = mj.MalliavinField(samples)
+        plain = mj.MalliavinField(samples, control=None)
+        result = estimate(ours, case.alphas)
+        note("this library", result.value)
+        hits.append(np.mean(np.abs(np.asarray(result.value - truth)) < 1.96 * np.asarray(result.stderr)))
+        note("without control", evaluate(plain, case.alphas))
+        note("many times", evaluate(mj.MalliavinField(look(times=MANY)), case.alphas))
+        if d == 1:
+            with_length = mj.MalliavinField(samples, mj.Laplace(1.0), control=None)
+            # The sorted form is made for one length: the dense one serves a sweep.
+            dense = eqx.tree_at(lambda f: f.sorted, with_length, None, is_leaf=lambda leaf: leaf is None)
+            lengths = jnp.asarray(scale * LENGTHS, samples.x.dtype)
+            note("without control, oracle length", sweep(dense, case.alphas, lengths, lambda f: f.localizer.length))
+            literal = mj.conditional_expectation
+            paper = look(times=[TIME], scheme=PAPER)
+            at = jax.jit(jax.vmap(lambda a, p=paper: literal(p, p.gradient, p.hessian, a, mj.Heaviside()).value))
+            note("the paper, literally", at(case.alphas))
+        for degree, name in DEGREES.items():
+            bandwidths = jnp.asarray(scale * BANDWIDTHS, samples.x.dtype)
+            note(
+                f"{name}, oracle",
+                sweep(kernel_field(samples, degree, 1.0), case.alphas, bandwidths, lambda f: f.bandwidth),
+            )
+            if cross_validate and k < 2:
+                note(f"{name}, cross-validated", evaluate(kernel_field(samples, degree, "auto"), case.alphas))
+    # An oracle knows the one size that is best on average over the data sets.
+    errors = {name: float(np.sqrt(np.min(np.mean(rows, 0)))) for name, rows in squares.items()}
+    return errors, float(np.mean(hits))
+
+
+def best(row, names):
+    return min(value for name, value in row.items() if name in names)
+
+
+def judge(row):
+    """The comparisons that the table ends with: errors relative to ours."""
+    ours = row["this library"]
+    low = [f"{DEGREES[k]}, oracle" for k in (0, 1)]
+    any_degree = [f"{label}, oracle" for label in DEGREES.values()]
+    verdict = {
+        "to best oracle, degree 0 or 1": ours / best(row, low),
+        "to best oracle, any degree": ours / best(row, any_degree),
+        "many times to one": row["many times"] / ours,
+        "to no control": ours / row["without control"],
+    }
+    if row["limit"] > 0:
+        verdict["to physical limit"] = ours / row["limit"]
+    if "the paper, literally" in row:
+        verdict["to the paper"] = ours / row["the paper, literally"]
+        verdict["no control, to its oracle length"] = row["without control"] / row["without control, oracle length"]
+    return verdict
+
+
+def plot(rows):
+    """Errors against N at noise 2, one panel a loss."""
+    names = list(dict.fromkeys(row["case"] for row in rows))
+    columns = min(4, len(names))
+    figure, axes = plt.subplots(
+        -(-len(names) // columns), columns, figsize=(3.6 * columns, 6.4), layout="constrained", squeeze=False
+    )
+    styles = {
+        "this library": ("C0", "o-", 2.4),
+        "without control": ("C0", "o--", 1.2),
+        "many times": ("C0", "o:", 1.2),
+        "Nadaraya–Watson, oracle": ("C1", "s-", 1.2),
+        "local linear, oracle": ("C2", "^-", 1.2),
+        "local cubic, oracle": ("C3", "v-", 1.2),
+        "the paper, literally": ("0.5", "x-", 1.2),
+        "limit": ("k", "-", 0.8),
+    }
+    for ax, name in zip(axes.flat, names, strict=False):
+        mine = [row for row in rows if row["case"] == name and row["noise"] == 2.0]
+        for method, (color, marker, width) in styles.items():
+            points = [(row["episodes"], row["rmse"][method]) for row in mine if method in row["rmse"]]
+            if points:
+                label = "noise/√N (every episode at α)" if method == "limit" else method
+                ax.loglog(*zip(*points, strict=True), marker, color=color, lw=width, ms=4, label=label)
+        ax.set_title(name, fontsize=10)
+        ax.set_xlabel("episodes")
+        ax.grid(alpha=0.3, which="both", lw=0.4)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("RMSE of the gradient")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.suptitle("Error of the estimated gradient, gradient noise of sd 2, one conditioning time unless said")
+    figure.savefig(RESULTS / "accuracy.png", dpi=150)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fast", action="store_true", help="N = 1000 and 10 000 only, no cross-validation")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--noise", type=float, nargs="*", default=NOISES)
+    parser.add_argument("--episodes", type=int, nargs="*", default=tuple(SIZES))
+    parser.add_argument("--no-cv", action="store_true", help="leave cross-validation out")
+    arguments = parser.parse_args()
+    sizes = [n for n in arguments.episodes if not arguments.fast or n < 100_000]
+    whole = not (arguments.fast or arguments.only)
+    began = time.perf_counter()
+    rows = []
+    for name, case in cases().items():
+        if arguments.only not in name:
+            continue
+        for episodes in sizes:
+            for noise in arguments.noise:
+                seed = len(rows)
+                cross = not (arguments.fast or arguments.no_cv)
+                row, coverage = one_cell(case, noise, episodes, SIZES[episodes], seed, cross_validate=cross)
+                row["limit"] = noise / np.sqrt(episodes)
+                verdict = {**judge(row), "coverage of 95 % intervals": coverage}
+                rows.append({"case": name, "noise": noise, "episodes": episodes, "rmse": row, "ratios": verdict})
+                print(f"\n{name}, noise {noise}, N = {episodes}   [{time.perf_counter() - began:.0f} s]")
+                print("  " + "; ".join(f"{method} {value:.4g}" for method, value in row.items()))
+                print("  " + "; ".join(f"{what} {ratio:.2f}" for what, ratio in verdict.items()), flush=True)
+    if whole:
+        path = save("accuracy", {"machine": machine(), "seconds": time.perf_counter() - began, "rows": rows})
+        plot(rows)
+        print("written to", path.name, "and accuracy.png")
+
+
+if __name__ == "__main__":
+    main()
