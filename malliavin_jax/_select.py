@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from ._tail import spread
 from ._types import Scalar, Vector
-from .conditional import Bank, Sums, episode_terms, localized_sums, ratio_estimate
+from .conditional import Bank, Sums, episode_terms, localized_sums, ratio_estimate, sum_over_chunks
 from .localize import AbstractLocalizer, Gaussian, Laplace
 from .observe import Samples
 from .potentials import AbstractPotential
@@ -63,7 +63,7 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     scale = spread(samples)
     alphas = _typical_points(samples)
     pilot = tuple(_first(fold, _PILOT // len(folds)) for fold in folds)
-    shrink = sum(f.bank.x.shape[0] for f in pilot) / sum(f.bank.x.shape[0] for f in folds)
+    shrink = sum(f.bank.episodes for f in pilot) / sum(f.bank.episodes for f in folds)
 
     def errors(localizer: AbstractLocalizer) -> Float[Array, " alphas"]:
         def at(alpha: Vector) -> Scalar:
@@ -88,25 +88,42 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
 
 
 def _risks(folds: tuple[Fold, ...], alphas: Array, cores: Array, lengths: Array) -> Float[Array, " cores"]:
+    """The risk of each core, all of them from one matrix of inner products of the episodes' terms."""
+
     def at(alpha: Vector) -> tuple[Array, Array]:
-        def one(core: Scalar, length: Scalar) -> tuple[Array, Array]:
-            terms = [episode_terms(fold.bank, alpha, Gaussian(length, core)) for fold in folds]
-            n = jnp.concatenate([n + w[:, None] * f.model(alpha)[None] for (n, w), f in zip(terms, folds, strict=True)])
-            w = jnp.concatenate([w for _, w in terms])
-            total = jnp.sum(w)
-            value = jnp.sum(n, 0) / total
-            return value, (n - w[:, None] * value[None]) / total
+        def products(fold: Fold) -> tuple[Array, Array]:
+            def rows(part: Bank, core: Scalar, length: Scalar) -> Float[Array, "rows size"]:
+                n, w = episode_terms(part, alpha, Gaussian(length, core))
+                return jnp.stack([w, *(row + w * shift for row, shift in zip(n, fold.model(alpha), strict=True))])
 
-        value, influence = jax.vmap(one)(cores, lengths)
-        excess = (value - value[:1]) ** 2 - jnp.sum((influence - influence[:1]) ** 2, 1)
-        return jnp.sum(excess, -1), jnp.sum(influence**2, (1, 2))
+            def of_chunk(part: Bank) -> tuple[Array, Array]:
+                terms = jax.vmap(rows, (None, 0, 0))(part, cores, lengths)
+                return jnp.sum(terms, -1), jnp.einsum("aie,bje->aibj", terms, terms, precision=lax.Precision.HIGHEST)
 
-    excess, variance = lax.map(at, alphas)
+            return sum_over_chunks(of_chunk, fold.bank)
+
+        sums, gram = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *map(products, folds))
+        total, value = sums[:, 0], sums[:, 1:] / sums[:, :1]
+        # The influence of an episode is (n − value·w)/total: a combination of its rows.
+        pick = jnp.eye(value.shape[1], 1 + value.shape[1], k=1, dtype=value.dtype)[None]
+        combine = (pick - value[:, :, None] * jnp.eye(1, pick.shape[2], dtype=value.dtype)[None]) / total[:, None, None]
+        variance = jnp.einsum("aki,aibj,bkj->kab", combine, gram, combine, precision=lax.Precision.HIGHEST)
+        own = jnp.diagonal(variance, axis1=1, axis2=2)
+        difference = own + own[:, :1] - 2 * variance[:, :, 0]
+        excess = (value - value[:1]) ** 2 - difference.T
+        return jnp.sum(excess, -1), jnp.sum(own, 0)
+
+    excess, variance = lax.map(at, alphas, batch_size=4)
     return jnp.maximum(jnp.mean(excess, 0), 0) + jnp.mean(variance, 0)
 
 
 def _first(fold: Fold, episodes: int) -> Fold:
-    return Fold(jax.tree.map(lambda leaf: leaf[:episodes], fold.bank), fold.potential)
+    """The chunks that hold the first `episodes` episodes."""
+    bank = fold.bank
+    size = bank.x.shape[-1]
+    chunks = -(-episodes // size)
+    head = (leaf[:chunks] for leaf in jax.tree.leaves(bank))
+    return Fold(Bank(*head, min(bank.episodes, chunks * size)), fold.potential)
 
 
 def _typical_points(samples: Samples) -> Float[Array, "alphas d"]:

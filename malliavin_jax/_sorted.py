@@ -14,7 +14,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ._misc import is_concrete
 from ._types import Scalar, Vector
@@ -51,18 +51,23 @@ def _decay(distance: Array) -> Array:
 
 def sort_bank(bank: Bank, length: float | Scalar) -> SortedBank:
     """Sort a one-dimensional bank and accumulate its running sums."""
-    x = refuse_derivative(bank.x[..., 0])
-    x = jnp.where(bank.observed, x, jnp.max(jnp.where(bank.observed, x, -jnp.inf)))
+    x, seen = refuse_derivative(_by_episode(bank.x[:, 0])), _by_episode(bank.observed)
+    x = jnp.where(seen, x, jnp.max(jnp.where(seen, x, -jnp.inf)))
     flat = x.reshape(-1)
     # NumPy sorts far faster than XLA on a CPU.
     order = jnp.asarray(np.argsort(np.asarray(flat))) if is_concrete(flat) else jnp.argsort(flat)
     return _accumulate(bank, x, order, jnp.asarray(length, x.dtype))
 
 
+def _by_episode(array: Float[Array, "chunks times size"] | Bool[Array, "chunks times size"]) -> Array:
+    """(episodes, times), with the bank's unobserved filling at the end."""
+    return jnp.moveaxis(array, 1, 2).reshape(-1, array.shape[1])
+
+
 @eqx.filter_jit
 def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array, " points"], h: Scalar) -> SortedBank:
-    S, value, slope = bank.weight[..., 0], bank.values[..., 0], bank.jacobians[..., 0, 0]
-    seen = bank.observed.astype(x.dtype)
+    columns = bank.weight[:, 0], bank.values[:, 0], bank.jacobians[:, 0, 0], bank.observed.astype(x.dtype)
+    S, value, slope, seen = map(_by_episode, columns)
     # (n, w) of a sample per unit of e^{−|x−α|/h}: G = ±½ e^{−|y|/h} right and left of α.
     w_right, w_left = seen * (1 / h + S) / 2, seen * (1 / h - S) / 2
     right = jnp.stack([w_right * value - seen * slope / 2, w_right], -1)

@@ -45,13 +45,18 @@ class Estimate(eqx.Module):
 
 
 class Bank(eqx.Module):
-    """Points with the values ℓ to average and their Jacobians ∇ℓ; unobserved points have been set to 0."""
+    """Points with the values ℓ to average and their Jacobians ∇ℓ; unobserved points have been set to 0.
 
-    x: Float[Array, "episodes times d"]
-    weight: Float[Array, "episodes times d"]
-    values: Float[Array, "episodes times m"]
-    jacobians: Float[Array, "episodes times m d"]
-    observed: Bool[Array, "episodes times"]
+    Episodes stand in chunks, the last filled up with unobserved ones, and coordinates come first: one coordinate of the
+    points of a chunk is contiguous, which is what a processor wants.
+    """
+
+    x: Float[Array, "chunks d times size"]
+    weight: Float[Array, "chunks d times size"]
+    values: Float[Array, "chunks m times size"]
+    jacobians: Float[Array, "chunks m d times size"]
+    observed: Bool[Array, "chunks times size"]
+    episodes: int = eqx.field(static=True)
 
 
 class Sums(NamedTuple):
@@ -71,55 +76,80 @@ class Sums(NamedTuple):
 
 def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
     """A bank with zeros in place of what was not observed (a zero times a mask is zero; a NaN is not)."""
+    episodes, times, _ = samples.x.shape
+    chunks = -(-episodes // max(1, CHUNK // times))
+    size = -(-episodes // chunks)
+
+    def tiles(array: Array) -> Array:
+        filled = jnp.pad(array, [(0, chunks * size - episodes)] + [(0, 0)] * (array.ndim - 1))
+        split = filled.reshape(chunks, size, *array.shape[1:])
+        return jnp.moveaxis(split, (1, 2), (-1, -2))
 
     def clean(array: Array) -> Array:
         seen = samples.observed.reshape(*samples.observed.shape, *(1,) * (array.ndim - 2))
-        return jnp.where(seen, array, 0)
+        return tiles(jnp.where(seen, array, 0))
 
-    return Bank(clean(samples.x), clean(samples.weight), clean(values), clean(jacobians), samples.observed)
+    points = clean(samples.x), clean(samples.weight), clean(values), clean(jacobians)
+    return Bank(*points, tiles(samples.observed), episodes)
 
 
-def episode_terms(bank: Bank, alpha: Vector, localizer: Localizer) -> tuple[Array, Array]:
-    """n (episodes, m) and w (episodes,) of every episode in the bank."""
-    K, G = jax.vmap(jax.vmap(localizer))(bank.x - alpha[None, None, :])
-    seen = bank.observed.astype(bank.x.dtype)
-    # Sums over coordinates and times are written out, not reduced: they are short, and XLA's CPU backend (jaxlib
-    # 0.10.2) returns wrong numbers when it fuses a reduction of this shape under vmap (tests/test_conditional.py
-    # compares vmap with a loop).
-    axes = range(bank.x.shape[-1])
-    w = seen * (K + sum(G[..., j] * bank.weight[..., j] for j in axes))
-    along = sum(bank.jacobians[..., j] * G[..., None, j] for j in axes)
-    n = w[..., None] * bank.values - seen[..., None] * along
-    first, *rest = range(bank.x.shape[1])
-    return sum((n[:, t] for t in rest), n[:, first]), sum((w[:, t] for t in rest), w[:, first])
+def episode_terms(part: Bank, alpha: Vector, localizer: Localizer) -> tuple[list[Array], Array]:
+    """n, a list of m arrays (size,), and w (size,): the terms of each episode of one chunk, summed over its times."""
+
+    def at_point(*y: Scalar) -> tuple[Scalar, list[Scalar]]:
+        K, G = localizer(jnp.stack(y))
+        return K, list(G)
+
+    # Coordinates stay apart from here on, each an array over the points of the chunk: XLA then computes a sum in one
+    # vectorised loop. (Its CPU backend, jaxlib 0.10.2, was also seen to return wrong numbers for a fused reduction over
+    # a short axis under vmap; tests/test_conditional.py compares vmap with a loop.)
+    axes = range(alpha.shape[0])
+    K, G = jax.vmap(jax.vmap(at_point))(*(part.x[j] - alpha[j] for j in axes))
+    seen = part.observed.astype(part.x.dtype)
+    w = seen * (K + sum(G[j] * part.weight[j] for j in axes))
+    n = [
+        w * value - seen * sum(jacobian[j] * G[j] for j in axes)
+        for value, jacobian in zip(part.values, part.jacobians, strict=True)
+    ]
+    first, *rest = range(w.shape[0])
+    return [sum((row[t] for t in rest), row[first]) for row in n], sum((w[t] for t in rest), w[first])
 
 
 def localized_sums(bank: Bank, alpha: Vector, localizer: Localizer) -> Sums:
-    """The sums at α, over chunks of the bank."""
+    """The sums at α, chunk by chunk."""
 
     def sums(part: Bank) -> Sums:
         n, w = episode_terms(part, alpha, localizer)
-        return Sums(jnp.sum(n, 0), jnp.sum(w), jnp.sum(n * n, 0), w @ n, w @ w)
+        return Sums(
+            jnp.stack([jnp.sum(row) for row in n]),
+            jnp.sum(w),
+            jnp.stack([jnp.sum(row * row) for row in n]),
+            jnp.stack([jnp.sum(row * w) for row in n]),
+            jnp.sum(w * w),
+        )
 
     return sum_over_chunks(sums, bank)
 
 
 def sum_over_chunks(function: Callable[[Bank], Any], bank: Bank) -> Any:
-    """Σ of `function(part)` over parts of `bank` of at most CHUNK points."""
-    episodes, times, _ = bank.x.shape
-    size = max(1, CHUNK // times)
-    if episodes <= size:
-        return function(bank)
-    whole = episodes // size
-    head = jax.tree.map(lambda leaf: leaf[: whole * size].reshape(whole, size, *leaf.shape[1:]), bank)
-    rest = jax.tree.map(lambda leaf: leaf[whole * size :], bank)
-    first = function(jax.tree.map(lambda leaf: leaf[0], head))
+    """Σ of `function(part)` over the chunks of `bank`."""
 
-    def add(total: Any, part: Bank) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, function(part)), None
+    def chunk(index: Array) -> Bank:
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), bank)
 
-    total, _ = lax.scan(add, first, jax.tree.map(lambda leaf: leaf[1:], head))
-    return jax.tree.map(jnp.add, total, function(rest)) if episodes % size else total
+    def add(carry: tuple[Any, Bank], index: Array) -> tuple[tuple[Any, Bank], None]:
+        total, part = carry
+        # The next chunk is fetched one turn ahead: what a scan carries is contiguous, while XLA would read a slice of
+        # the bank element by element inside every expression that uses it.
+        return (jax.tree.map(jnp.add, total, function(part)), chunk(index)), None
+
+    first = chunk(jnp.asarray(0))
+    count = bank.x.shape[0]
+    if count == 1:
+        return function(first)
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, first))
+    (total, last), _ = lax.scan(add, (zero, first), jnp.arange(1, count))
+    return jax.tree.map(jnp.add, total, function(last))
 
 
 def ratio_estimate(sums: Sums, episodes: Array | int, points: Array | int, inside: Flag) -> Estimate:

@@ -100,7 +100,7 @@ class MalliavinField(eqx.Module):
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         check_shape("alpha", alpha, self.low.shape)
-        episodes = sum(fold.bank.x.shape[0] for fold in self.folds)
+        episodes = sum(fold.bank.episodes for fold in self.folds)
         return _guarded(alpha, self.low, self.high, self._sums, episodes, self.points, self.tail)
 
     def _sums(self, alpha: Vector) -> Sums:

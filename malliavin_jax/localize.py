@@ -11,14 +11,15 @@ formula.
 """
 
 import abc
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from ._misc import check_positive
 from ._types import Scalar, Vector
@@ -92,42 +93,54 @@ class Gaussian(AbstractLocalizer):
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
         d = y.shape[0]
         h, e = jnp.asarray(self.length, y.dtype), jnp.asarray(self.core, y.dtype)
-        square = jnp.sum(y * y)
+        square = sum(y[j] * y[j] for j in range(d))  # written out, as is all in conditional.episode_terms
+        wide, inner = 1 / (2 * h * h), 1 / (4 * e * e)
+        t, t_wide = inner * square, wide * square
+        decay, decay_wide = jnp.exp(-t), jnp.exp(-t_wide)
+        # C(e), C(√2 e) and C(h) are P(2t), P(t) and P(t_wide) with P(t) = P(χ²_d ≤ 2t); e^{−2t} is the square of e^{−t}.
+        shells = ((2.0, 2 * inner, 2 * t, decay * decay), (-1.0, inner, t, decay), (-1.0, wide, t_wide, decay_wide))
+        bracket = _shells(shells, square, d)
         area = 2 * math.pi ** (d / 2) / math.gamma(d / 2)
-
-        def share(a2: Scalar) -> Scalar:  # C(a)/r^d, finite at r = 0
-            return ball_ratio(square / (2 * a2), d) / (2 * a2) ** (d / 2)
-
-        K = jnp.exp(-square / (2 * h * h)) / (2 * math.pi * h * h) ** (d / 2)
-        return K, y * ((2 * share(e * e) - share(2 * e * e) - share(h * h)) / area)
+        K = decay_wide * (wide / math.pi) ** (d / 2)
+        return K, y * (bracket / area)
 
 
-def ball_ratio(t: Float[Array, ""], d: int) -> Scalar:
-    """P(χ²_d ≤ 2t) / t^{d/2}, by finite sums and, near 0 where these cancel, by the series of the same function.
+def _shells(shells: Sequence[tuple[float, Scalar, Scalar, Scalar]], square: Scalar, d: int) -> Scalar:
+    """Σ_i factor_i P(χ²_d ≤ 2t_i) / r^d for factors that add up to 0, each t_i = rate_i·r² with its e^{−t_i}.
 
     With a = d/2, P(χ²_d ≤ 2t) = P_0 − e^{−t} Σ_j t^j/Γ(j+1) over j = a−1, a−2, … ≥ 0 and P_0 = 1 or erf(√t) as d is
-    even or odd; the series is e^{−t} Σ_j t^j/Γ(a+j+1), all of whose terms are positive.
+    even or odd: the 1 drops out of the sum. Where every t is small these cancel, and the series of the same function
+    serves, P = t^a e^{−t} Σ_j t^j/Γ(a+j+1), all of whose terms are positive.
     """
     a = d / 2
-    small = max(0.5, a - 1)
-    decay = jnp.exp(-t)
-    tolerance = float(jnp.finfo(t.dtype).eps)
-    series, term, j = 0.0, 1 / math.gamma(a + 1), 0
+    small = max(0.25, a - 1)
+    largest = functools.reduce(jnp.maximum, (t for _, _, t, _ in shells))
+    is_near = largest < small
+    coefficients = _series(a, small, float(jnp.finfo(square.dtype).eps))
+    near = far = jnp.zeros_like(square)
+    for factor, rate, t, decay in shells:
+        safe = jnp.where(is_near, t, 0)
+        series = jnp.zeros_like(t)
+        for coefficient in reversed(coefficients):
+            series = series * safe + coefficient
+        near = near + factor * rate**a * decay * series
+        beyond = jnp.where(is_near, 1, t)  # where it is not used, a value with finite derivatives
+        tail, power = jnp.zeros_like(t), a - 1
+        while power >= 0:
+            tail = tail + (beyond**power if power != int(power) else beyond ** int(power)) / math.gamma(power + 1)
+            power -= 1
+        rest = -decay * tail
+        far = far + factor * (rest if d % 2 == 0 else jax.lax.erf(jnp.sqrt(beyond)) + rest)
+    away = jnp.where(is_near, 1, square)
+    return jnp.where(is_near, near, far / (away ** (d // 2) * (1 if d % 2 == 0 else jnp.sqrt(away))))
+
+
+def _series(a: float, small: float, tolerance: float) -> list[float]:
+    """1/Γ(a+j+1) for j = 0, 1, … until the terms at t = `small` are below rounding."""
     coefficients = []
-    while term * math.gamma(a + 1) > tolerance / 4:
-        coefficients.append(1 / math.gamma(a + j + 1))
-        j += 1
-        term = small**j / math.gamma(a + j + 1)
-    near = jnp.where(t < small, t, small)  # minimum and maximum would halve the derivative at t = small
-    for coefficient in reversed(coefficients):
-        series = series * near + coefficient
-    far = jnp.where(t < small, small, t)
-    inside = -jnp.expm1(-far) if d % 2 == 0 else jax.lax.erf(jnp.sqrt(far))
-    power = 1.0 if d % 2 == 0 else 0.5
-    while power < a:
-        inside = inside - decay * far**power / math.gamma(power + 1)
-        power += 1
-    return jnp.where(t < small, decay * series, inside / far**a)
+    while not coefficients or small ** len(coefficients) * coefficients[-1] > tolerance * coefficients[0] / 4:
+        coefficients.append(1 / math.gamma(a + len(coefficients) + 1))
+    return coefficients
 
 
 def _sign(y: Vector) -> Vector:

@@ -308,12 +308,14 @@ def sums_at_one(bank, alpha, localizer):
 
 @jax.jit
 def sums_at_pairs(bank, alphas, localizers):
-    """Every α with every localizer, as the choice of a length does; and the terms of each episode, at the first."""
-    return jax.vmap(
-        lambda alpha: jax.vmap(lambda one: (localized_sums(bank, alpha, one), episode_terms(bank, alpha, one)))(
-            localizers
-        )
-    )(alphas)
+    """Every α with every localizer, as the choice of a length does; and the terms of each episode."""
+
+    def one_pair(alpha, localizer):
+        n, w = jax.vmap(lambda part: episode_terms(part, alpha, localizer))(bank)
+        flat = (jnp.stack([row.reshape(-1) for row in n], -1), w.reshape(-1))
+        return localized_sums(bank, alpha, localizer), jax.tree.map(lambda leaf: leaf[: bank.episodes], flat)
+
+    return jax.vmap(lambda alpha: jax.vmap(lambda one: one_pair(alpha, one))(localizers))(alphas)
 
 
 @pytest.mark.parametrize(

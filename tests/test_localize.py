@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.special import exp1, gamma
 
-from malliavin_jax.localize import AbstractLocalizer, Centered, Gaussian, Heaviside, Laplace, ball_ratio
+from malliavin_jax.localize import AbstractLocalizer, Centered, Gaussian, Heaviside, Laplace
 
 DIMENSIONS = (1, 2, 3)
 
@@ -45,27 +45,36 @@ def quadrature():
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 6, 10])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_ball_ratio_is_the_chi_squared_distribution(d, dtype):
-    t = np.concatenate([[0.0], np.geomspace(1e-8, 300, 400), np.linspace(0.01, 12, 400)])
-    got = jax.jit(jax.vmap(lambda t: ball_ratio(t, d)))(jnp.asarray(t, dtype))
-    t = np.asarray(t.astype(dtype), float)
-    with np.errstate(invalid="ignore"):
-        wanted = np.where(t == 0, 1 / gamma(d / 2 + 1), stats.chi2.cdf(2 * t, d) / t ** (d / 2))
-    # The finite sum loses digits to cancellation at its lower end t = d/2 − 1, where P(χ²_d ≤ 2t) ≥ 0.19 for these d,
-    # and e^{−t} and t^{d/2} are each right to a few units in the last place. In float64 SciPy's own error counts too.
+def test_the_gaussian_field_is_gauss_law_with_chi_squared(d, dtype):
+    """G = y/(ω_d r^d) [2 C(e) − C(√2 e) − C(h)] with SciPy's χ², from far inside the core to far outside."""
+    length, core = 0.7, 0.2
+    r = np.concatenate([np.geomspace(1e-5, 8, 400), np.linspace(0.01, 3, 400)]).astype(dtype)
+    y = jnp.zeros((len(r), d), dtype).at[:, 0].set(r)
+    got = many(Gaussian(length, core), y)[1]
     assert got.dtype == dtype
-    np.testing.assert_allclose(got, wanted, rtol=150 * float(jnp.finfo(dtype).eps))
+    r = r.astype(float)
+    inner, outer, wide = (stats.chi2.cdf(r**2 / a**2, d) for a in (core, np.sqrt(2) * core, length))
+    area = 2 * np.pi ** (d / 2) / gamma(d / 2)
+    wanted = (2 * inner - outer - wide) * r / (area * r**d)
+    # Rounding is relative to the three terms before they cancel, far out, where the field is their small difference. Near
+    # the switch from series to finite sum, t = d/2 − 1, the latter has lost a digit or two itself.
+    size = (2 * inner + outer + wide) * r / (area * r**d)
+    assert np.all(np.abs(np.asarray(got)[:, 0] - wanted) < 150 * float(jnp.finfo(dtype).eps) * size)
+    np.testing.assert_array_equal(got[:, 1:], 0)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 6])
-def test_ball_ratio_has_a_derivative_everywhere(d):
-    slope = jax.jit(jax.vmap(jax.grad(lambda t: ball_ratio(t, d))))
-    t, step = np.linspace(0.0, 6, 301), 1e-5
-    ratio = jax.jit(jax.vmap(lambda t: ball_ratio(t, d)))
-    difference = (ratio(jnp.asarray(t[1:] + step)) - ratio(jnp.asarray(t[1:] - step))) / (2 * step)
-    np.testing.assert_allclose(slope(jnp.asarray(t[1:])), difference, atol=1e-9)
-    # P(χ²_d ≤ 2t) / t^{d/2} = ∫_0^1 s^{d/2−1} e^{−ts} ds / Γ(d/2)
-    assert np.isclose(slope(jnp.zeros(1))[0], -1 / (gamma(d / 2) * (d / 2 + 1)))
+def test_the_gaussian_field_has_a_derivative_everywhere(d):
+    localizer = Gaussian(0.7, 0.2)
+    r, step = np.linspace(0.0, 2, 301), 1e-6
+
+    def radial(r):
+        return localizer(jnp.zeros(d).at[0].set(r))[1][0]
+
+    slope, value = jax.jit(jax.vmap(jax.grad(radial))), jax.jit(jax.vmap(radial))
+    difference = (value(jnp.asarray(r + step)) - value(jnp.asarray(r - step))) / (2 * step)
+    scale = np.max(np.abs(difference))
+    np.testing.assert_allclose(slope(jnp.asarray(r)), difference, atol=1e-8 * scale)
 
 
 # ---------------------------------------------------------------- K and G
