@@ -25,7 +25,8 @@ from .observe import Samples
 from .potentials import AbstractPotential
 
 _ALPHAS = 32  # places at which candidates are compared: samples themselves, so that they follow the density
-_PILOT = 20_000  # episodes on which lengths are compared: which is best does not depend on the number
+_PILOT = 20_000  # points on which lengths are compared: which is best does not depend on the number
+_RISK_POINTS = 400_000  # points from which the bias of a core is estimated
 _LENGTHS = (0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.38, 0.55, 0.8, 1.15, 1.7, 2.5, 4.0, 8.0)
 _LENGTHS_BEYOND = (0.35, 0.6, 1.0, 1.7, 3.0, 6.0)
 _CORES = (0.06, 0.1, 0.15, 0.22, 0.32, 0.47, 0.7, 1.0)
@@ -62,8 +63,7 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     """The best localizer: `Laplace` in one dimension, `Gaussian` beyond."""
     scale = spread(samples)
     alphas = _typical_points(samples)
-    pilot = tuple(_first(fold, _PILOT // len(folds)) for fold in folds)
-    shrink = sum(f.bank.episodes for f in pilot) / sum(f.bank.episodes for f in folds)
+    pilot, shrink = _pilot(folds, max(1000, _PILOT // samples.num_times))
 
     def errors(localizer: AbstractLocalizer) -> Float[Array, " alphas"]:
         def at(alpha: Vector) -> Scalar:
@@ -82,13 +82,19 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     grid = jnp.stack(jnp.meshgrid(cores, lengths, indexing="ij"), -1).reshape(-1, 2)
     squares = lax.map(lambda pair: jnp.mean(errors(Gaussian(pair[1], pair[0]))), grid).reshape(len(_CORES), -1)
     best_length = lengths[jnp.argmin(squares, 1)]
-    risks = _risks(folds, alphas, cores, best_length)
+    some, fraction = _pilot(folds, _RISK_POINTS // samples.num_times)
+    risks = _risks(some, fraction, alphas, cores, best_length)
     best = jnp.argmin(risks)
     return Choice(Gaussian(best_length[best], cores[best]), risks[best])
 
 
-def _risks(folds: tuple[Fold, ...], alphas: Array, cores: Array, lengths: Array) -> Float[Array, " cores"]:
-    """The risk of each core, all of them from one matrix of inner products of the episodes' terms."""
+def _risks(
+    folds: tuple[Fold, ...], fraction: float, alphas: Array, cores: Array, lengths: Array
+) -> Float[Array, " cores"]:
+    """The risk of each core, all of them from one matrix of inner products of the episodes' terms.
+
+    `fraction` is the share of the episodes that `folds` hold.
+    """
 
     def at(alpha: Vector) -> tuple[Array, Array]:
         def products(fold: Fold) -> tuple[Array, Array]:
@@ -114,16 +120,21 @@ def _risks(folds: tuple[Fold, ...], alphas: Array, cores: Array, lengths: Array)
         return jnp.sum(excess, -1), jnp.sum(own, 0)
 
     excess, variance = lax.map(at, alphas, batch_size=4)
-    return jnp.maximum(jnp.mean(excess, 0), 0) + jnp.mean(variance, 0)
+    return jnp.maximum(jnp.mean(excess, 0), 0) + fraction * jnp.mean(variance, 0)
 
 
-def _first(fold: Fold, episodes: int) -> Fold:
-    """The chunks that hold the first `episodes` episodes."""
-    bank = fold.bank
-    size = bank.x.shape[-1]
-    chunks = -(-episodes // size)
-    head = (leaf[:chunks] for leaf in jax.tree.leaves(bank))
-    return Fold(Bank(*head, min(bank.episodes, chunks * size)), fold.potential)
+def _pilot(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, ...], float]:
+    """The first `episodes` episodes, in whole chunks of each fold, and what fraction of all they are."""
+
+    def head(fold: Fold) -> Fold:
+        bank = fold.bank
+        size = bank.x.shape[-1]
+        chunks = -(-(episodes // len(folds)) // size)
+        leaves = (leaf[:chunks] for leaf in jax.tree.leaves(bank))
+        return Fold(Bank(*leaves, min(bank.episodes, chunks * size)), fold.potential)
+
+    heads = tuple(map(head, folds))
+    return heads, sum(f.bank.episodes for f in heads) / sum(f.bank.episodes for f in folds)
 
 
 def _typical_points(samples: Samples) -> Float[Array, "alphas d"]:

@@ -163,7 +163,9 @@ def march(
         return carry._replace(point=tuple(_tensor.pack(_tensor.unroll(leaf)) for leaf in kept))
 
     def restore(carry: Any) -> _Carry:
-        x, *rest = (_tensor.roll(_tensor.unpack(leaf, rank)) for leaf, rank in zip(carry.point, (1, 1, 2), strict=False))
+        x, *rest = (
+            _tensor.roll(_tensor.unpack(leaf, rank)) for leaf, rank in zip(carry.point, (1, 1, 2), strict=False)
+        )
         return carry._replace(point=_point_at(learner, x, None, None) if slim else Point(x, *rest))
 
     def one_block(carry: Any, block: Array) -> tuple[Any, None]:

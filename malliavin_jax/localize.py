@@ -97,7 +97,7 @@ class Gaussian(AbstractLocalizer):
         wide, inner = 1 / (2 * h * h), 1 / (4 * e * e)
         t, t_wide = inner * square, wide * square
         decay, decay_wide = jnp.exp(-t), jnp.exp(-t_wide)
-        # C(e), C(√2 e) and C(h) are P(2t), P(t) and P(t_wide) with P(t) = P(χ²_d ≤ 2t); e^{−2t} is the square of e^{−t}.
+        # C(e), C(√2 e), C(h) are P(2t), P(t), P(t_wide) with P(t) = P(χ²_d ≤ 2t); e^{−2t} is the square of e^{−t}.
         shells = ((2.0, 2 * inner, 2 * t, decay * decay), (-1.0, inner, t, decay), (-1.0, wide, t_wide, decay_wide))
         bracket = _shells(shells, square, d)
         area = 2 * math.pi ** (d / 2) / math.gamma(d / 2)

@@ -56,8 +56,8 @@ def test_the_gaussian_field_is_gauss_law_with_chi_squared(d, dtype):
     inner, outer, wide = (stats.chi2.cdf(r**2 / a**2, d) for a in (core, np.sqrt(2) * core, length))
     area = 2 * np.pi ** (d / 2) / gamma(d / 2)
     wanted = (2 * inner - outer - wide) * r / (area * r**d)
-    # Rounding is relative to the three terms before they cancel, far out, where the field is their small difference. Near
-    # the switch from series to finite sum, t = d/2 − 1, the latter has lost a digit or two itself.
+    # Rounding is relative to the three terms before they cancel, far out, where the field is their small difference.
+    # Near the switch from series to finite sum, t = d/2 − 1, the latter has lost a digit or two itself.
     size = (2 * inner + outer + wide) * r / (area * r**d)
     assert np.all(np.abs(np.asarray(got)[:, 0] - wanted) < 150 * float(jnp.finfo(dtype).eps) * size)
     np.testing.assert_array_equal(got[:, 1:], 0)
