@@ -78,9 +78,17 @@ def evaluate(field, alphas):
     return estimate(field, alphas).value
 
 
+def bandwidth_of(field):
+    return field.bandwidth
+
+
+def length_of(field):
+    return field.localizer.length
+
+
 @eqx.filter_jit
 def sweep(field, alphas, sizes, where):
-    """The field with each of `sizes` for its bandwidth or length."""
+    """The field with each of `sizes` for its bandwidth or length; `where` is static, one function for all calls."""
     return jax.lax.map(lambda size: evaluate(eqx.tree_at(where, field, size), alphas), sizes)
 
 
@@ -137,13 +145,13 @@ def one_cell(case, noise, episodes, sets, seed, *, cross_validate):
             # The sorted form is made for one length: the dense one serves a sweep.
             dense = eqx.tree_at(lambda f: f.sorted, with_length, None, is_leaf=lambda leaf: leaf is None)
             lengths = jnp.asarray(scale * LENGTHS, samples.x.dtype)
-            note("without control, oracle length", sweep(dense, case.alphas, lengths, lambda f: f.localizer.length))
+            note("without control, oracle length", sweep(dense, case.alphas, lengths, length_of))
             note("the paper, literally", paper_estimate(look(times=[case.time], scheme=PAPER), case.alphas))
         for degree, name in DEGREES.items():
             widths = jnp.asarray(scale * bandwidths(noise), samples.x.dtype)
             note(
                 f"{name}, oracle",
-                sweep(kernel_field(samples, degree, 1.0), case.alphas, widths, lambda f: f.bandwidth),
+                sweep(kernel_field(samples, degree, 1.0), case.alphas, widths, bandwidth_of),
             )
             if cross_validate and k == 0:
                 note(f"{name}, cross-validated", evaluate(kernel_field(samples, degree, "auto"), case.alphas))

@@ -130,8 +130,8 @@ def _pilot(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, ...], fl
         bank = fold.bank
         size = bank.x.shape[-1]
         chunks = -(-(episodes // len(folds)) // size)
-        leaves = (leaf[:chunks] for leaf in jax.tree.leaves(bank))
-        return Fold(Bank(*leaves, min(bank.episodes, chunks * size)), fold.potential)
+        parts = [leaf[:chunks] for leaf in (bank.x, bank.weight, bank.values, bank.jacobians, bank.observed)]
+        return Fold(Bank(*parts, episodes=min(bank.episodes, chunks * size)), fold.potential)
 
     heads = tuple(map(head, folds))
     return heads, sum(f.bank.episodes for f in heads) / sum(f.bank.episodes for f in folds)

@@ -26,20 +26,17 @@ class SortedBank(eqx.Module):
     """Sorted positions with their running sums; `sums(alpha)` is `localized_sums(bank, alpha, Laplace(length))`."""
 
     x: Float[Array, " points"]
-    right: Float[Array, "points+1 5"]  # n, w, nn, nw, ww of the samples from here on to the right
-    left: Float[Array, "points+1 5"]
-    mixed: Float[Array, "points+1 3"]
+    # Row j is for α between samples j − 1 and j: n, w, nn, nw, ww of the samples right of it and of those left of it,
+    # nn, nw, ww of both together, and the two neighbours. One row, one line of cache: a query touches no other.
+    table: Float[Array, "rows 16"]
     length: Scalar
 
     def sums(self, alpha: Vector) -> Sums:
         alpha = refuse_derivative(alpha)
-        points = self.x.shape[0]
-        place = jnp.searchsorted(self.x, alpha[0], side="right", method="scan")
-        zero = jnp.zeros((), alpha.dtype)
-        to_right = jnp.where(place < points, self.x[jnp.minimum(place, points - 1)] - alpha[0], zero)
-        to_left = jnp.where(place > 0, alpha[0] - self.x[jnp.maximum(place - 1, 0)], zero)
-        total = self.right[place] * _decay(to_right / self.length) + self.left[place] * _decay(to_left / self.length)
-        n, w, nn, nw, ww = total + jnp.pad(self.mixed[place], (2, 0))
+        row = self.table[jnp.searchsorted(self.x, alpha[0], side="right", method="scan")]
+        right, left, mixed, (x_left, x_right, _) = row[:5], row[5:10], row[10:13], row[13:]
+        to_left, to_right = (jnp.maximum(y, 0) / self.length for y in (alpha[0] - x_left, x_right - alpha[0]))
+        n, w, nn, nw, ww = right * _decay(to_right) + left * _decay(to_left) + jnp.pad(mixed, (2, 0))
         return Sums(n[None], w, nn[None], nw[None], ww)
 
 
@@ -83,13 +80,16 @@ def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array,
     left_sums = _running_sum(left_all.reshape(-1, 5)[order], jnp.concatenate([zero, gap]))
     right_sums = _running_sum(right_all.reshape(-1, 5)[order][::-1], jnp.concatenate([gap, zero])[::-1])[::-1]
     none = jnp.zeros((1, 5), x.dtype)
-    return SortedBank(
-        flat,
-        right=jnp.concatenate([right_sums, none]),
-        left=jnp.concatenate([none, left_sums]),
-        mixed=jnp.concatenate([none[:, :3], jnp.cumsum(mixed.reshape(-1, 3)[order], 0)]),
-        length=h,
+    columns = (
+        jnp.concatenate([right_sums, none]),
+        jnp.concatenate([none, left_sums]),
+        jnp.concatenate([none[:, :3], jnp.cumsum(mixed.reshape(-1, 3)[order], 0)]),
+        # Beyond the ends there is nothing to decay: the last sample stands in for the neighbour that is not there.
+        jnp.concatenate([flat[:1], flat])[:, None],
+        jnp.concatenate([flat, flat[-1:]])[:, None],
+        jnp.zeros((len(flat) + 1, 1), x.dtype),
     )
+    return SortedBank(flat, jnp.concatenate(columns, 1), h)
 
 
 def _running_sum(terms: Float[Array, "points 5"], gaps: Float[Array, " points"]) -> Float[Array, "points 5"]:

@@ -8,6 +8,7 @@ Numerators and denominators are sums over episodes and times; the standard error
 with the points of one episode, which are dependent, added up before they are squared.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -106,13 +107,17 @@ def episode_terms(part: Bank, alpha: Vector, localizer: Localizer) -> tuple[list
     axes = range(alpha.shape[0])
     K, G = jax.vmap(jax.vmap(at_point))(*(part.x[j] - alpha[j] for j in axes))
     seen = part.observed.astype(part.x.dtype)
-    w = seen * (K + sum(G[j] * part.weight[j] for j in axes))
+    w = seen * (K + _sum([G[j] * part.weight[j] for j in axes]))
     n = [
-        w * value - seen * sum(jacobian[j] * G[j] for j in axes)
+        w * value - seen * _sum([jacobian[j] * G[j] for j in axes])
         for value, jacobian in zip(part.values, part.jacobians, strict=True)
     ]
-    first, *rest = range(w.shape[0])
-    return [sum((row[t] for t in rest), row[first]) for row in n], sum((w[t] for t in rest), w[first])
+    return [_sum(list(row)) for row in n], _sum(list(w))
+
+
+def _sum(terms: list[Array]) -> Array:
+    """Written out: the terms are few, and each is an array."""
+    return functools.reduce(jnp.add, terms)
 
 
 def localized_sums(bank: Bank, alpha: Vector, localizer: Localizer) -> Sums:

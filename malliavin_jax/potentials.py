@@ -1,10 +1,6 @@
 """Losses with closed-form derivatives: what a learner descends, and what we try to recover from it."""
 
-import abc
-import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,72 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from ._misc import check_count, check_nonnegative, check_positive, check_shape, float_array, is_concrete
+from ._misc import check_positive, check_shape, float_array
 from ._polynomial import all_exponents, check_exponents, derivatives, fit_derivatives, num_terms as num_terms
-from ._types import Key, Matrix, Scalar, Vector
-
-
-class AbstractPotential(eqx.Module):
-    """A loss L: R^d → R with its first two derivatives, each a function of one point x of shape (d,).
-
-    Results have the dtype of `x`, whatever the dtype of the parameters.
-    """
-
-    @abc.abstractmethod
-    def value(self, x: Vector) -> Scalar:
-        """L(x)."""
-
-    @abc.abstractmethod
-    def gradient(self, x: Vector) -> Vector:
-        """∇L(x)."""
-
-    @abc.abstractmethod
-    def hessian(self, x: Vector) -> Matrix:
-        """∇²L(x), symmetric."""
-
-
-class AbstractMinibatchPotential(AbstractPotential):
-    """A potential that is a sum over data, of which a learner may see a random batch at each step."""
-
-    @abc.abstractmethod
-    def minibatch(self, key: Key) -> AbstractPotential:
-        """The potential of a random batch; its value, gradient and Hessian are unbiased for the full ones."""
-
-
-def _number(name: str, value: Any) -> Any:
-    """A Python number stays one (it follows any dtype and can be static); all else becomes a float array."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return float_array(name, value)
-
-
-def _parameter(name: str, default: float) -> Any:
-    return eqx.field(converter=functools.partial(_number, name), default=default)
-
-
-def _check_parameter(name: str, value: Any, *, positive: bool = False) -> None:
-    check_shape(name, value, ())
-    _check_finite(name, value)
-    if positive:
-        check_positive(name, value)
-
-
-def _check_finite(name: str, value: Any) -> None:
-    if is_concrete(value) and not np.all(np.isfinite(value)):
-        raise ValueError(f"{name} must be finite, got {value}")
-
-
-def _check_symmetric(name: str, matrix: Any) -> None:
-    """Refuse a matrix (or a stack of them) that differs from its transpose by more than float32 rounding."""
-    if is_concrete(matrix):
-        array = np.asarray(matrix)
-        if np.abs(array - array.mT).max(initial=0) > 1e-5 * np.abs(array).max(initial=0):
-            raise ValueError(f"{name} must be symmetric, got {array}")
-
-
-def _like(x: Vector, parameter: Any) -> Array:
-    """A scalar or (d,) parameter, as an array of the shape and dtype of x."""
-    return jnp.broadcast_to(jnp.asarray(parameter, x.dtype), x.shape)
+from ._potential import (
+    AbstractMinibatchPotential as AbstractMinibatchPotential,
+    AbstractPotential as AbstractPotential,
+    check_finite,
+    check_parameter,
+    check_symmetric,
+    like,
+    number,
+    parameter,
+)
+from ._statistical import GaussianMixture as GaussianMixture, LogisticRegression as LogisticRegression
+from ._types import Matrix, Scalar, Vector
 
 
 class _Static(eqx.Module):
@@ -121,25 +65,25 @@ class Potential(AbstractPotential):
 class Quadratic(AbstractPotential):
     """L(x) = ½ (x − c)ᵀ P (x − c), with P = `precision` (a number p stands for p I) and c = `center`."""
 
-    precision: Float[Array, "..."] | float = _parameter("precision", 1.0)
-    center: Float[Array, "..."] | float = _parameter("center", 0.0)
+    precision: Float[Array, "..."] | float = parameter("precision", 1.0)
+    center: Float[Array, "..."] | float = parameter("center", 0.0)
 
     def __check_init__(self):
         shape = np.shape(self.precision)
         if shape != () and (len(shape) != 2 or shape[0] != shape[1]):
             raise ValueError(f"precision must be a number or a square matrix, got shape {shape}")
         if shape != ():
-            _check_symmetric("precision", self.precision)
+            check_symmetric("precision", self.precision)
         if np.shape(self.center) != ():
             check_shape("center", self.center, shape[:1] or (None,))
-        _check_finite("precision", self.precision)
-        _check_finite("center", self.center)
+        check_finite("precision", self.precision)
+        check_finite("center", self.center)
 
     def value(self, x: Vector) -> Scalar:
-        return 0.5 * jnp.dot(x - _like(x, self.center), self.gradient(x))
+        return 0.5 * jnp.dot(x - like(x, self.center), self.gradient(x))
 
     def gradient(self, x: Vector) -> Vector:
-        offset = x - _like(x, self.center)
+        offset = x - like(x, self.center)
         if np.shape(self.precision) == ():  # spare the product with a multiple of I
             return jnp.asarray(self.precision, x.dtype) * offset
         return self.hessian(x) @ offset
@@ -158,10 +102,10 @@ class Quartic(AbstractPotential):
     In d = 1 it is x⁴/4 + x²/2, the loss of the paper's example.
     """
 
-    coupling: Float[Array, "..."] | float = _parameter("coupling", 0.0)
+    coupling: Float[Array, "..."] | float = parameter("coupling", 0.0)
 
     def __check_init__(self):
-        _check_parameter("coupling", self.coupling)
+        check_parameter("coupling", self.coupling)
 
     def value(self, x: Vector) -> Scalar:
         return jnp.sum(x**4 / 4 + x**2 / 2) + jnp.asarray(self.coupling, x.dtype) * jnp.dot(x[:-1], x[1:])
@@ -181,14 +125,14 @@ class DoubleWell(AbstractPotential):
     h = `height`, t = `tilt`, k = `stiffness`. Without tilt the wells are at x_0 = ±1, with barrier h.
     """
 
-    height: Float[Array, "..."] | float = _parameter("height", 1.0)
-    tilt: Float[Array, "..."] | float = _parameter("tilt", 0.25)
-    stiffness: Float[Array, "..."] | float = _parameter("stiffness", 1.0)
+    height: Float[Array, "..."] | float = parameter("height", 1.0)
+    tilt: Float[Array, "..."] | float = parameter("tilt", 0.25)
+    stiffness: Float[Array, "..."] | float = parameter("stiffness", 1.0)
 
     def __check_init__(self):
-        _check_parameter("height", self.height, positive=True)
-        _check_parameter("tilt", self.tilt)
-        _check_parameter("stiffness", self.stiffness, positive=True)
+        check_parameter("height", self.height, positive=True)
+        check_parameter("tilt", self.tilt)
+        check_parameter("stiffness", self.stiffness, positive=True)
 
     def value(self, x: Vector) -> Scalar:
         height, tilt, stiffness = (jnp.asarray(p, x.dtype) for p in (self.height, self.tilt, self.stiffness))
@@ -200,7 +144,7 @@ class DoubleWell(AbstractPotential):
 
     def hessian(self, x: Vector) -> Matrix:
         height = jnp.asarray(self.height, x.dtype)
-        return jnp.diag(_like(x, self.stiffness).at[0].set(height * (12 * x[0] ** 2 - 4)))
+        return jnp.diag(like(x, self.stiffness).at[0].set(height * (12 * x[0] ** 2 - 4)))
 
 
 class MullerBrown(AbstractPotential):
@@ -216,10 +160,10 @@ class MullerBrown(AbstractPotential):
     in proportion. Far outside the wells the surface grows like the exponential of a quadratic.
     """
 
-    scale: Float[Array, "..."] | float = _parameter("scale", 0.014)
+    scale: Float[Array, "..."] | float = parameter("scale", 0.014)
 
     def __check_init__(self):
-        _check_parameter("scale", self.scale, positive=True)
+        check_parameter("scale", self.scale, positive=True)
 
     def _terms(self, x: Vector) -> tuple[Array, Array, Array]:
         """Each term A e^q, with the gradient and the (constant) Hessian of its exponent q."""
@@ -244,133 +188,6 @@ class MullerBrown(AbstractPotential):
         return jnp.einsum("k,kij->ij", term, slope[:, :, None] * slope[:, None, :] + curve)
 
 
-class GaussianMixture(AbstractPotential):
-    """L(x) = −log Σ_k w_k N(x; μ_k, Σ_k).
-
-    - `means`: μ, (k, d). `weights`: w, (k,), positive, normalised here (None: equal).
-    - `covariances`: Σ, (k, d, d), or a number v for v I (None: I).
-
-    With responsibilities r_k ∝ w_k N(x; μ_k, Σ_k) and s_k = Σ_k⁻¹ (x − μ_k): ∇L = Σ_k r_k s_k and
-    ∇²L = Σ_k r_k [Σ_k⁻¹ − (s_k − ∇L)(s_k − ∇L)ᵀ], which stay accurate where every density underflows.
-    Kept are the logarithms of the weights and W_k, the inverse of Σ_k's Cholesky factor (Σ_k⁻¹ = W_kᵀ W_k).
-    """
-
-    means: Float[Array, "k d"]
-    log_weights: Float[Array, " k"]
-    whiten: Float[Array, "k d d"]
-
-    def __init__(
-        self,
-        means: Float[ArrayLike, "k d"] | Sequence,
-        weights: Float[ArrayLike, " k"] | Sequence | None = None,
-        covariances: Float[ArrayLike, "k d d"] | Sequence | float | None = None,
-    ):
-        self.means = float_array("means", means)
-        check_shape("means", self.means, (None, None))
-        _check_finite("means", self.means)
-        k, d = self.means.shape
-        dtype = self.means.dtype
-        raw = jnp.ones((k,), dtype) if weights is None else float_array("weights", weights).astype(dtype)
-        check_shape("weights", raw, (k,))
-        check_positive("weights", raw)
-        self.log_weights = jnp.log(raw / jnp.sum(raw))
-        spread = jnp.asarray(_number("covariances", 1.0 if covariances is None else covariances), dtype)
-        if spread.ndim == 0:
-            check_positive("covariances", spread)
-            self.whiten = jnp.broadcast_to(jnp.eye(d, dtype=dtype) / jnp.sqrt(spread), (k, d, d))
-            return
-        check_shape("covariances", spread, (k, d, d))
-        _check_symmetric("covariances", spread)
-        factor = jnp.linalg.cholesky(spread)
-        if is_concrete(factor) and not np.all(np.isfinite(factor)):
-            raise ValueError(f"covariances must be positive definite, got {np.asarray(spread)}")
-        eye = jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d))
-        self.whiten = jax.scipy.linalg.solve_triangular(factor, eye, lower=True)
-
-    def _terms(self, x: Vector) -> tuple[Array, Array, Array]:
-        """log w_k N(x; μ_k, Σ_k), s_k and Σ_k⁻¹ for each k."""
-        check_shape("x", x, (self.means.shape[1],))
-        whiten, means = self.whiten.astype(x.dtype), self.means.astype(x.dtype)
-        white = jnp.einsum("kij,kj->ki", whiten, x[None] - means)
-        log_det = jnp.sum(jnp.log(jnp.diagonal(whiten, axis1=1, axis2=2)), axis=1)
-        log_weights = jax.nn.log_softmax(self.log_weights.astype(x.dtype))
-        constant = 0.5 * x.shape[0] * math.log(2 * math.pi)
-        log_term = log_weights + log_det - 0.5 * jnp.sum(white**2, axis=1) - constant
-        precision = jnp.einsum("kia,kib->kab", whiten, whiten)
-        return log_term, jnp.einsum("kij,ki->kj", whiten, white), precision
-
-    def value(self, x: Vector) -> Scalar:
-        return -jax.nn.logsumexp(self._terms(x)[0])
-
-    def gradient(self, x: Vector) -> Vector:
-        log_term, slope, _ = self._terms(x)
-        return jax.nn.softmax(log_term) @ slope
-
-    def hessian(self, x: Vector) -> Matrix:
-        log_term, slope, precision = self._terms(x)
-        share = jax.nn.softmax(log_term)
-        spread = slope - (share @ slope)[None]
-        return jnp.einsum("k,kij->ij", share, precision - spread[:, :, None] * spread[:, None, :])
-
-
-class LogisticRegression(AbstractMinibatchPotential):
-    """The negative log posterior of logistic regression under a Gaussian prior,
-
-    L(x) = c Σ_i [log(1 + exp(a_i·x)) − y_i a_i·x] + ½ λ |x|².
-
-    - `features`: rows a_i, (n, d). `labels`: y, (n,), each 0 or 1. `prior_precision`: λ.
-    - `batch_size`: B rows, drawn with replacement, make a batch (None: the whole data).
-    - `data_scale`: c. A batch has c n/B in its place and the full prior, which makes it unbiased.
-    """
-
-    features: Float[Array, "n d"] = eqx.field(converter=functools.partial(float_array, "features"))
-    labels: Float[Array, " n"] = eqx.field(converter=functools.partial(float_array, "labels"))
-    prior_precision: Float[Array, "..."] | float = _parameter("prior_precision", 1.0)
-    batch_size: int | None = eqx.field(static=True, default=None)
-    data_scale: Float[Array, "..."] | float = _parameter("data_scale", 1.0)
-
-    def __check_init__(self):
-        check_shape("features", self.features, (None, None))
-        check_count("the number of rows of features", self.features.shape[0])
-        check_shape("labels", self.labels, self.features.shape[:1])
-        _check_finite("features", self.features)
-        if is_concrete(self.labels) and not np.isin(np.asarray(self.labels), (0, 1)).all():
-            raise ValueError(f"labels must be 0 or 1, got {np.unique(self.labels)}")
-        check_shape("prior_precision", self.prior_precision, ())
-        check_nonnegative("prior_precision", self.prior_precision)
-        _check_parameter("data_scale", self.data_scale, positive=True)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
-
-    def _data(self, x: Vector) -> tuple[Array, Array, Array, Array, Array]:
-        check_shape("x", x, self.features.shape[1:])
-        features = self.features.astype(x.dtype)
-        scale, prior = jnp.asarray(self.data_scale, x.dtype), jnp.asarray(self.prior_precision, x.dtype)
-        return features, self.labels.astype(x.dtype), features @ x, scale, prior
-
-    def value(self, x: Vector) -> Scalar:
-        _, labels, logits, scale, prior = self._data(x)
-        return scale * jnp.sum(jax.nn.softplus(logits) - labels * logits) + 0.5 * prior * jnp.dot(x, x)
-
-    def gradient(self, x: Vector) -> Vector:
-        features, labels, logits, scale, prior = self._data(x)
-        return scale * ((jax.nn.sigmoid(logits) - labels) @ features) + prior * x
-
-    def hessian(self, x: Vector) -> Matrix:
-        features, _, logits, scale, prior = self._data(x)
-        # σ(z) σ(−z), not σ(1 − σ): the latter cancels where the prediction is sure
-        curve = jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
-        return scale * ((features * curve[:, None]).T @ features) + prior * jnp.eye(x.shape[0], dtype=x.dtype)
-
-    def minibatch(self, key: Key) -> "LogisticRegression":
-        if self.batch_size is None:
-            return self
-        n = self.features.shape[0]
-        rows = jax.random.randint(key, (self.batch_size,), 0, n)
-        scale = self.data_scale * (n / self.batch_size)
-        return LogisticRegression(self.features[rows], self.labels[rows], self.prior_precision, None, scale)
-
-
 class Polynomial(AbstractPotential):
     """L(x) = Σ_t θ_t Π_i z_i^{e_ti}, with z = (x − center) / scale.
 
@@ -392,27 +209,27 @@ class Polynomial(AbstractPotential):
     ):
         self.coefficients = float_array("coefficients", coefficients)
         self.exponents = check_exponents(exponents)
-        self.center, self.scale = _number("center", center), _number("scale", scale)
+        self.center, self.scale = number("center", center), number("scale", scale)
         check_shape("coefficients", self.coefficients, (len(self.exponents),))
         for name in ("center", "scale"):
             if np.shape(getattr(self, name)) != ():
                 check_shape(name, getattr(self, name), (len(self.exponents[0]),))
-        _check_finite("center", self.center)
+        check_finite("center", self.center)
         check_positive("scale", self.scale)
 
     def _derivatives(self, x: Vector, order: int) -> Array:
         check_shape("x", x, (len(self.exponents[0]),))
-        z = (x - _like(x, self.center)) / _like(x, self.scale)
+        z = (x - like(x, self.center)) / like(x, self.scale)
         return derivatives(self.coefficients.astype(x.dtype), z, self.exponents, order)
 
     def value(self, x: Vector) -> Scalar:
         return self._derivatives(x, 0)[0]
 
     def gradient(self, x: Vector) -> Vector:
-        return self._derivatives(x, 1) / _like(x, self.scale)
+        return self._derivatives(x, 1) / like(x, self.scale)
 
     def hessian(self, x: Vector) -> Matrix:
-        scale = _like(x, self.scale)
+        scale = like(x, self.scale)
         return self._derivatives(x, 2).reshape(x.shape * 2) / (scale[:, None] * scale[None, :])
 
     @staticmethod

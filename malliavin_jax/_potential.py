@@ -1,0 +1,76 @@
+"""What a potential is, and the checks that its parameters share."""
+
+import abc
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ._misc import check_positive, check_shape, float_array, is_concrete
+from ._types import Key, Matrix, Scalar, Vector
+
+
+class AbstractPotential(eqx.Module):
+    """A loss L: R^d → R with its first two derivatives, each a function of one point x of shape (d,).
+
+    Results have the dtype of `x`, whatever the dtype of the parameters.
+    """
+
+    @abc.abstractmethod
+    def value(self, x: Vector) -> Scalar:
+        """L(x)."""
+
+    @abc.abstractmethod
+    def gradient(self, x: Vector) -> Vector:
+        """∇L(x)."""
+
+    @abc.abstractmethod
+    def hessian(self, x: Vector) -> Matrix:
+        """∇²L(x), symmetric."""
+
+
+class AbstractMinibatchPotential(AbstractPotential):
+    """A potential that is a sum over data, of which a learner may see a random batch at each step."""
+
+    @abc.abstractmethod
+    def minibatch(self, key: Key) -> AbstractPotential:
+        """The potential of a random batch; its value, gradient and Hessian are unbiased for the full ones."""
+
+
+def number(name: str, value: Any) -> Any:
+    """A Python number stays one (it follows any dtype and can be static); all else becomes a float array."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return float_array(name, value)
+
+
+def parameter(name: str, default: float) -> Any:
+    return eqx.field(converter=functools.partial(number, name), default=default)
+
+
+def check_parameter(name: str, value: Any, *, positive: bool = False) -> None:
+    check_shape(name, value, ())
+    check_finite(name, value)
+    if positive:
+        check_positive(name, value)
+
+
+def check_finite(name: str, value: Any) -> None:
+    if is_concrete(value) and not np.all(np.isfinite(value)):
+        raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_symmetric(name: str, matrix: Any) -> None:
+    """Refuse a matrix (or a stack of them) that differs from its transpose by more than float32 rounding."""
+    if is_concrete(matrix):
+        array = np.asarray(matrix)
+        if np.abs(array - array.mT).max(initial=0) > 1e-5 * np.abs(array).max(initial=0):
+            raise ValueError(f"{name} must be symmetric, got {array}")
+
+
+def like(x: Vector, value: Any) -> Array:
+    """A scalar or (d,) parameter, as an array of the shape and dtype of x."""
+    return jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
