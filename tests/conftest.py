@@ -5,14 +5,14 @@ import os
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 import jax
+import jaxtyping
 import pytest
-from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-with install_import_hook("malliavin_jax", "beartype.beartype"):
+with jaxtyping.install_import_hook("malliavin_jax", "beartype.beartype"):
     import malliavin_jax  # noqa: F401
 
 
@@ -32,3 +32,12 @@ def pytest_collection_modifyitems(config, items):
 def key(request):
     """Two seeds: a statistical test must not hang on one of them."""
     return jax.random.key(request.param)
+
+
+@pytest.fixture
+def no_type_checks():
+    """The tests check shapes and types on entry; users do not, and must meet our own messages."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

@@ -5,7 +5,6 @@ import functools
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from scipy import stats
@@ -480,15 +479,8 @@ def test_far_away_nothing_is_trusted_and_no_nan_spreads(quartic):
             assert np.isinf(got.stderr[4, 0])
 
 
-@pytest.fixture
-def unchecked():
-    """What a user meets, whose shapes no type checker has looked at before us."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-def test_bad_input(quartic, unchecked):
+@pytest.mark.usefixtures("no_type_checks")
+def test_bad_input(quartic):
     samples = at_last_time(episodes(quartic, stop=50))
     samples = jax.tree.map(lambda leaf: leaf[np.asarray(samples.observed)[:, 0]][:20], samples)
 

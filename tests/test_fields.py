@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -57,14 +56,6 @@ def first(sets):
 @pytest.fixture(scope="module")
 def plane_bank():
     return mj.observe(jax.random.key(1), IN_THE_PLANE, num_episodes=SETS * PER_SET, times=[0.8])
-
-
-@pytest.fixture
-def unchecked():
-    """What a user meets, whose shapes no type checker has looked at before us."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def take(samples, start, stop=None):
@@ -460,7 +451,8 @@ def test_the_true_field_is_exact():
 # ---------------------------------------------------------------- bad input
 
 
-def test_bad_input(first, plane_bank, unchecked):
+@pytest.mark.usefixtures("no_type_checks")
+def test_bad_input(first, plane_bank):
     samples = first
     for word in ("automatic", "Laplace"):
         with pytest.raises(ValueError, match=rf"localizer must be 'auto' or a localizer, got '{word}'"):

@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 import jax.extend
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from scipy import stats
@@ -277,15 +276,6 @@ BAD_INITIAL = {
         mj.Potential(jnp.sum, lambda x: x, lambda x: jnp.eye(3)), plane
     ),
 }  # fmt: skip
-
-
-@pytest.fixture
-def no_type_checks():
-    """The tests check shapes on entry; users do not, and must meet our own messages."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.mark.parametrize("message", BAD_INITIAL)

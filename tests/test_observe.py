@@ -11,7 +11,6 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -345,15 +344,6 @@ def test_recorded_integers():
 
 
 # Bad input.
-
-
-@pytest.fixture
-def no_type_checks():
-    """The tests check shapes on entry; users do not, and must meet our own messages."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def observing(**changes):

@@ -5,7 +5,6 @@ import functools
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from scipy import special, stats
@@ -474,15 +473,6 @@ BAD = {
     "passes must be a whole number": lambda: Polynomial.fit(EYE, EYE, np.ones((2, 2, 2)), passes=0),
     "the number of points in x": lambda: Polynomial.fit(EYE[:0], EYE[:0], np.ones((0, 2, 2))),
 }
-
-
-@pytest.fixture
-def no_type_checks():
-    """The tests check shapes on entry; users do not, and must meet our own messages."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.mark.parametrize("message", BAD)

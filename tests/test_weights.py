@@ -5,7 +5,6 @@ import functools
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -537,15 +536,6 @@ def test_pilot_that_is_too_coarse():
     simulate = jax.vmap(lambda key: mj.simulate(key, coarse_learner(1), 4))
     with pytest.raises(ValueError, match="paths are too coarse"):
         mj.minimum_variance_window(jax.jit(simulate)(jax.random.split(jax.random.key(0), 50)))
-
-
-@pytest.fixture
-def no_type_checks():
-    """The tests check types on entry; users do not, and must meet our own messages."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.mark.usefixtures("no_type_checks")
