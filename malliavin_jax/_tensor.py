@@ -84,6 +84,63 @@ def inverse(matrix: Tensor) -> Tensor:
     return scale(_adjugate(matrix), 1 / _determinant(matrix))
 
 
+def factor_with_identity(B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """R, W and V with R lower triangular, R Rᵀ = B Bᵀ + I, W = R⁻¹B and V = R⁻¹.
+
+    [W V] are the rows of [B I] made orthonormal one after another; each is cleared of the earlier ones twice, after
+    which rounding has left nothing to clear.
+    """
+    side = len(B)
+    identity = eye(B)
+    rows, coefficients = [], []
+    for i in range(side):
+        row = _join(B[i], identity[i])
+        found = [0] * side
+        for _ in range(2):
+            for j, earlier in enumerate(rows):
+                along = (row * earlier).sum()
+                found[j] = found[j] + along
+                row = row - scale(earlier, along)
+        found[i] = jnp.sqrt((row * row).sum())
+        rows.append(scale(row, 1 / found[i]))
+        coefficients.append(found)
+    stacked = _stack(rows)
+    return _matrix(coefficients, B), stacked[:, :side], stacked[:, side:]
+
+
+def inverse_of_lower(R: Tensor) -> Tensor:
+    """The inverse of a lower triangular matrix, by forward substitution."""
+    side = len(R)
+    rows: list[Any] = []
+    identity = eye(R)
+    for i in range(side):
+        rest = identity[i]
+        for j, earlier in enumerate(rows):
+            rest = rest - scale(earlier, R[i, j])
+        rows.append(scale(rest, 1 / R[i, i]))
+    return _stack(rows)
+
+
+def _join(a: Tensor, b: Tensor) -> Tensor:
+    return np.concatenate([a, b]) if isinstance(a, np.ndarray) else jnp.concatenate([a, b])
+
+
+def _stack(rows: list[Tensor]) -> Tensor:
+    return np.stack(rows) if isinstance(rows[0], np.ndarray) else jnp.stack(rows)
+
+
+def _matrix(entries: list[list[Any]], like: Tensor) -> Tensor:
+    """A matrix of scalars, of the kind of `like`."""
+    dtype = entries[0][0].dtype
+    typed = [[jnp.asarray(entry, dtype) for entry in row] for row in entries]
+    if not isinstance(like, np.ndarray):
+        return jnp.stack([jnp.stack(row) for row in typed])
+    out = np.empty((len(typed), len(typed)), dtype=object)
+    for i, j in np.ndindex(out.shape):
+        out[i, j] = typed[i][j]
+    return out
+
+
 def solve_positive(matrix: Tensor, vector: Tensor) -> Tensor:
     """`matrix⁻¹ vector`, NaN where the symmetric matrix is not positive definite."""
     if not isinstance(matrix, np.ndarray):

@@ -50,10 +50,10 @@ class Scheme(Protocol[State]):
 
 
 class CanonicalState(NamedTuple):
-    """F is a vector, A a matrix, E has three indices."""
+    """F is a vector, R a matrix, E has three indices; in one dimension R stands for A itself."""
 
     F: Leaves
-    A: Leaves
+    R: Leaves
     E: Leaves
 
 
@@ -68,6 +68,12 @@ class Canonical(eqx.Module):
         S = A⁻¹ (F − e1 − e2)               e1_s = Σ_{q,r} (A⁻¹)_qr E_qrs,  e2_r = Σ_{q,s} (A⁻¹)_qs E_qrs
 
     A ⪰ I, so nothing is divided by zero even where εH ≥ 1. O(d⁴) a step and O(d³) memory: meant for d ≤ 5.
+
+    Where one direction spreads and another does not, A is as ill-conditioned as the spread squared, and float32 would
+    lose the other. Beyond one dimension the recursion therefore runs in the coordinates in which A is I: with A = R Rᵀ
+    and the orthonormal rows [W V] of [MR I] = R⁺ [W V], that is W = R⁺⁻¹MR and V = R⁺⁻¹, both of norm at most one,
+
+        F ← W F + V (ξ_{k+1}/σ + T:A),   E ← (W⊗W⊗W) E + (V⊗V⊗V) Q,   R ← R⁺,   S = Vᵀ (F − Σ_q E_qq· − Σ_q E_q·q).
     """
 
     third: Third = eqx.field(default="covariation", static=True)
@@ -81,32 +87,39 @@ class Canonical(eqx.Module):
         return CanonicalState(*(_tensor.zeros(dim, rank, dtype) for rank in (1, 2, 3)))
 
     def step(self, state: CanonicalState, transition: Transition) -> CanonicalState:
-        F, A, E = (_tensor.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
-        M = _jacobian(transition)
-        MA = M @ A
+        F, R, E = (_tensor.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
+        M, noise = _jacobian(transition), _scaled_noise(transition)
+        if len(M) == 1:
+            return self._step_on_the_line(F[0], R[0, 0], E[0, 0, 0], M[0, 0], noise[0], transition)
+        R_next, W, V = _tensor.factor_with_identity(M @ R)
+        Y = W @ R.T  # V M A
         if callable(self.third):
             T = unroll(transition.step_size * self.third(transition.before.x))
-            drift = (T * A[:, None, :]).sum((0, 2))
-            Q = (MA @ (T @ MA.T)).transpose(2, 0, 1)
+            drift = (T * (R @ R.T)[:, None, :]).sum((0, 2))
+            Q = (Y @ ((V @ T.reshape(len(V), -1)).reshape(T.shape) @ Y.T)).transpose(2, 0, 1)
         else:
             K, y = _rank_one(self.third, transition)  # T_abp = K_ab y_p
-            drift = K @ (A @ y)
-            Q = (MA @ y)[:, None, None] * (K @ MA.T)[None, :, :]
-        for _ in range(3):  # M on the first index, then the indices turn
-            E = (M @ E.reshape(len(M), -1)).reshape(E.shape).transpose(1, 2, 0)
-        E = E + Q
-        return CanonicalState(
-            F=_tensor.pack(M @ F + _scaled_noise(transition) + drift),
-            A=_tensor.pack(MA @ M + _tensor.eye(M)),
-            E=_tensor.pack(E),
-        )
+            drift = K @ (R @ (R.T @ y))
+            Q = (Y @ y)[:, None, None] * (V @ K @ Y.T)[None, :, :]
+        for _ in range(3):  # W on the first index, then the indices turn
+            E = (W @ E.reshape(len(W), -1)).reshape(E.shape).transpose(1, 2, 0)
+        return CanonicalState(*map(_tensor.pack, (W @ F + V @ (noise + drift), R_next, E + Q)))
+
+    def _step_on_the_line(self, F: Any, A: Any, E: Any, m: Any, noise: Any, transition: Transition) -> CanonicalState:
+        if callable(self.third):
+            b = transition.step_size * self.third(transition.before.x)[0, 0, 0]
+        else:
+            b = _trace_term(self.third, transition)[0]
+        mA = m * A
+        return CanonicalState(*((leaf,) for leaf in (m * F + noise + b * A, m * mA + 1, m * m * m * E + mA * b * mA)))
 
     def weight(self, state: CanonicalState) -> Vector:
-        F, A, E = (_tensor.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
-        inverse = _tensor.inverse(A)
-        e1 = (inverse[:, :, None] * E).sum((0, 1))
-        e2 = (inverse[:, None, :] * E).sum((0, 2))
-        return _tensor.roll(inverse @ (F - e1 - e2))
+        F, R, E = (_tensor.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
+        if len(F) == 1:
+            return _tensor.roll((F - 2 * E[0, 0] / R[0]) / R[0])
+        pairs = range(len(F))
+        traced = F - sum(E[q, q] for q in pairs) - sum(E[q, :, q] for q in pairs)
+        return _tensor.roll(_tensor.inverse_of_lower(R).T @ traced)
 
 
 class WindowState(NamedTuple):
