@@ -1,12 +1,13 @@
 """Choosing the localizer from the data.
 
 The length needs no trade-off: every length is unbiased, so the one with the smallest *estimated standard error* is
-taken. The core of the Gaussian localizer is the one true choice between bias and variance: with e₀ the smallest core
-as the reference,
+taken. The core of the Gaussian localizer is the one true choice between bias and variance:
 
-    risk(e) = max(0, mean_α[(v_e − v_{e₀})² − Var(v_e − v_{e₀})]) + mean_α se_e²,
+    risk(e) = max_{e' ≤ e} mean_α[(v_e − v_{e'})² − Var(v_e − v_{e'})] + mean_α se_e²,
 
 each core with its best length, and the variance of the difference from the difference of the two influence functions.
+The first term estimates the squared bias, which grows like e⁸. Every smaller core serves as a reference (as in Lepski's
+method), not the smallest alone: that one is the least biased and the noisiest, and with noisy gradients sees nothing.
 """
 
 from typing import NamedTuple
@@ -115,12 +116,13 @@ def _risks(
         combine = (pick - value[:, :, None] * jnp.eye(1, pick.shape[2], dtype=value.dtype)[None]) / total[:, None, None]
         variance = jnp.einsum("aki,aibj,bkj->kab", combine, gram, combine, precision=lax.Precision.HIGHEST)
         own = jnp.diagonal(variance, axis1=1, axis2=2)
-        difference = own + own[:, :1] - 2 * variance[:, :, 0]
-        excess = (value - value[:1]) ** 2 - difference.T
-        return jnp.sum(excess, -1), jnp.sum(own, 0)
+        difference = own[:, :, None] + own[:, None, :] - 2 * variance
+        excess = (value.T[:, :, None] - value.T[:, None, :]) ** 2 - difference
+        return jnp.sum(excess, 0), jnp.sum(own, 0)
 
     excess, variance = lax.map(at, alphas, batch_size=4)
-    return jnp.maximum(jnp.mean(excess, 0), 0) + fraction * jnp.mean(variance, 0)
+    smaller = jnp.tril(jnp.mean(excess, 0))  # the diagonal is 0
+    return jnp.max(smaller, 1) + fraction * jnp.mean(variance, 0)
 
 
 def _pilot(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, ...], float]:
