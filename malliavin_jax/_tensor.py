@@ -95,7 +95,7 @@ def factor_with_identity(B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, coefficients = [], []
     for i in range(side):
         row = _join(B[i], identity[i])
-        found = [0] * side
+        found: list[Any] = [0] * side
         for _ in range(2):
             for j, earlier in enumerate(rows):
                 along = (row * earlier).sum()
