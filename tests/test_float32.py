@@ -39,3 +39,23 @@ def test_everything_downstream_stays_float32(key):
     floats = {leaf.dtype for leaf in jax.tree.leaves(estimate) if leaf.dtype != bool}
     assert floats == {jnp.dtype("float32")}
     assert abs(float(estimate.value[0, 0]) - (0.3**3 + 0.3)) < 5 * float(estimate.stderr[0, 0])
+
+
+def test_a_direction_that_spreads_does_not_spoil_the_others():
+    """Müller and Brown's surface has curvatures down to −29: paths spread e²³-fold along one direction, not the other.
+
+    In plain coordinates the worst of these weights is wrong altogether in float32.
+    """
+    center = jnp.asarray([-0.2, 0.7])
+    learner = mj.ForwardLearner(
+        mj.potentials.MullerBrown(),
+        lambda key: center + 0.5 * jnp.clip(jax.random.normal(key, (2,)), -2, 2),
+        step_size=0.01,
+    )
+    paths = jax.jit(jax.vmap(lambda k: mj.simulate(k, learner, 80)))(jax.random.split(jax.random.key(1), 2000))
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, paths)
+    weigh = jax.jit(jax.vmap(lambda path: mj.weigh(path, mj.Canonical())[-1]))
+    exact, got = np.asarray(weigh(paths)), np.asarray(weigh(narrow), np.float64)
+    error = np.abs(got - exact).max(1) / (1 + np.abs(exact).max(1))
+    assert error.max() < 1e-2
+    assert np.quantile(error, 0.99) < 1e-4
