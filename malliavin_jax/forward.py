@@ -6,6 +6,7 @@ with ε the step size, β the inverse temperature and g_k the gradient the learn
 ∇L(X_k), that of a minibatch, or either with additive noise.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -176,20 +177,24 @@ def march(
 
     def segment(carry: _Carry, block: Array, phase: int, count: int) -> _Carry:
         """`count` steps from number width·block + phase on."""
-        if phase > 0:
-            carry, block, count = one_step(carry, block, phase), block + 1, count - 1
-        blocks, rest = divmod(count, width)
+        before_block = min(count, -phase % width)
+        for offset in range(before_block):
+            carry = one_step(carry, block, phase + offset)
+        blocks, rest = divmod(count - before_block, width)
+        block = block + (phase + before_block) // width
         if blocks:
             carry, _ = lax.scan(one_block, strip(carry), block + jnp.arange(blocks))
             carry = restore(carry)
-        return one_step(carry, block + blocks, 0) if rest else carry
+        for offset in range(rest):
+            carry = one_step(carry, block + blocks, offset)
+        return carry
 
     zero = jnp.asarray(0)
     first = seen_at(x, draw(_noise.FIRST, zero), _noise.FIRST, zero, 0)
     carry, start, outputs = _Carry(first, init(first), draw(_noise.LATER, zero)), 0, []
     for gap, repeats in _runs(stops):
-        # A gap that is no multiple of the block changes the phase from stop to stop: `width` stops then make a period.
-        stops_per_period = 1 if gap % width == 0 else width
+        # A gap that is no multiple of the block changes the phase from stop to stop: a few stops then make a period.
+        stops_per_period = width // math.gcd(gap, width)
 
         def period(carry, base, *, gap=gap, count=stops_per_period, phase=start % width):
             read_out = []
@@ -205,9 +210,9 @@ def march(
             outputs.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), out))
             start += periods * stops_per_period * gap
         if rest:
-            carry, out = period(carry, jnp.asarray(start // width), count=1, phase=start % width)
+            carry, out = period(carry, jnp.asarray(start // width), count=rest, phase=start % width)
             outputs.append(out)
-            start += gap
+            start += rest * gap
     stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
     return first, stacked, _length(words, learner, dtype)
 

@@ -121,7 +121,7 @@ def test_path_is_the_chain_on_the_documented_numbers(d, num_steps):
     learner = mj.ForwardLearner(Quartic(0.5), functools.partial(normal, d=d), 0.03, 2.0, 1.5)
     path = jax.jit(lambda key: mj.simulate(key, learner, num_steps))(key)
     assert path.num_steps == num_steps
-    words, width = _noise.key_words(key), 2 if d == 1 else 1
+    words, width = _noise.key_words(key), _noise.steps_per_block(d)
     initial_key = _noise.derived_key(words, _noise.INITIAL, jnp.asarray(0))
     np.testing.assert_array_equal(path.x[0], normal(initial_key, d))
 
