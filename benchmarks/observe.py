@@ -167,7 +167,8 @@ def main():
         memory = ours(key, 1, mj.Canonical(), episodes, steps).lower(key).compile().memory_analysis()
         results["temporary_bytes_per_episode"][steps] = memory.temp_size_in_bytes / episodes
         print(f"  {steps} steps: {memory.temp_size_in_bytes / episodes:.0f} temporary bytes an episode")
-    print("written to", save("observe", results).name)
+    if not fast:
+        print("written to", save("observe", results).name)
 
 
 if __name__ == "__main__":
