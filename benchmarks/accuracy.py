@@ -193,13 +193,13 @@ def plot(rows):
     )
     styles = {
         "this library": ("C0", "o-", 2.4),
-        "without control": ("C0", "o--", 1.2),
-        "many times": ("C0", "o:", 1.2),
+        "without control": ("C0", "D--", 1.2),
+        "many times": ("C0", "P:", 1.2),
         "Nadaraya–Watson, oracle": ("C1", "s-", 1.2),
         "local linear, oracle": ("C2", "^-", 1.2),
         "local cubic, oracle": ("C3", "v-", 1.2),
         "the paper, literally": ("0.5", "x-", 1.2),
-        "limit": ("k", "-", 0.8),
+        "limit": ("k", "_-", 0.8),
     }
     for ax, name in zip(axes.flat, names, strict=False):
         mine = [row for row in rows if row["case"] == name and row["noise"] == 2.0]
