@@ -1,6 +1,6 @@
 """How much better than a kernel is the counterfactual gradient?
 
-Run `python benchmarks/accuracy.py` (about half an hour on two cores; `--fast` for a glance). Every method sees the same
+Run `python benchmarks/accuracy.py` (most of an hour on two cores; `--fast` for a glance). Every method sees the same
 samples; the error is the root mean square over a grid of α and over several data sets. Kernels have the bandwidth that
 is best in hindsight (oracle) and the cross-validated one; this library has no bandwidth to be told. It prints the
 table, and writes results/accuracy.json and results/accuracy.png; `--only` and its like replace some rows of these.
