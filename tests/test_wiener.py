@@ -97,7 +97,7 @@ def check(estimate, truth):
 # ---------------------------------------------------------------- the calculus, on one path
 
 
-@pytest.mark.parametrize("noises", [1, 2])
+@pytest.mark.parametrize("noises", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_weights_are_the_divergence_on_the_increments(noises):
     diffusion = curved(noises)
     g = on(diffusion, bent)
