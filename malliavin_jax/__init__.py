@@ -1,6 +1,11 @@
 """Trajectories of a learner go in, its loss comes out, with error bars."""
 
-from . import diagnostics as diagnostics, kernel as kernel, potentials as potentials
+from . import (
+    diagnostics as diagnostics,
+    distributed as distributed,
+    kernel as kernel,
+    potentials as potentials,
+)
 from ._pilot import (
     Window as Window,
     best_rate as best_rate,

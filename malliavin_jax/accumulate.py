@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from . import _checkpoint
+from . import _checkpoint, _mesh
 from ._misc import check_count, check_shape, float_array, floats_to_arrays, is_concrete, steps_at
 from ._select import make_fold
 from ._types import Key, Scalar, Vector
@@ -251,7 +251,8 @@ def observe_and_accumulate(
             f"alphas must be {dtype} in {dim} dimensions, as the learner's states are, "
             f"got {accumulator.alphas.dtype} in {accumulator.alphas.shape[1]}"
         )
-    stops, size = steps_at(times, learner.step_size), min(size, num_episodes)
+    stops, devices = steps_at(times, learner.step_size), _mesh.parts()
+    size = -(-min(size, num_episodes) // devices) * devices  # the surplus, if any, is not counted
     learner = floats_to_arrays(learner, dtype)
     weighing: Scheme = floats_to_arrays(choose_scheme(key, learner, scheme, num_episodes, stops[-1]), dtype)
     run = dict(key=key, learner=learner, scheme=weighing, times=stops)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from . import _mesh
+from ._mesh import array_module
 from ._misc import (
     check_count,
     check_positive,
@@ -16,6 +18,7 @@ from ._misc import (
     float_array,
     floats_to_arrays,
     is_concrete,
+    is_traced,
     steps_at,
 )
 from ._pilot import best_rate
@@ -144,7 +147,12 @@ def observe_steps(
         )
         return _masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
 
-    return Samples(*jax.vmap(episode)(episode_keys(key, first, num_episodes)))
+    keys, devices = episode_keys(key, first, num_episodes), _mesh.parts()
+    if devices == 1:
+        return Samples(*jax.vmap(episode)(keys))
+    if num_episodes % devices:
+        raise ValueError(f"num_episodes must be a multiple of the mesh's {devices} devices, got {num_episodes}")
+    return Samples(*_mesh.by_device(jax.vmap(episode), keys))
 
 
 def samples_from_paths(
@@ -227,16 +235,18 @@ def _tuned(pilot: Path) -> Windowed:
 
 def _check_finite(arrays: dict[str, Array], where: Array, axis: str) -> None:
     """Name the first value that is not finite among those that count."""
-    if not is_concrete(arrays, where):
+    if is_traced(arrays, where):
         return
-    counts = np.asarray(where)
+    xp = array_module(arrays, where)
+    counts = xp.asarray(where)
     for name, array in arrays.items():
-        finite = np.isfinite(np.asarray(array)).reshape(*counts.shape, -1).all(-1)
-        bad = np.argwhere(counts & ~finite)
-        if len(bad):
+        bad = counts & ~xp.isfinite(xp.asarray(array)).reshape(*counts.shape, -1).all(-1)
+        number = int(xp.count_nonzero(bad))
+        if number:
+            first = xp.unravel_index(xp.argmax(bad), bad.shape)
             raise ValueError(
-                f"{name} must be finite where observed; first bad value at episode {bad[0][0]}, {axis} {bad[0][1]} "
-                f"({len(bad)} in all)"
+                f"{name} must be finite where observed; first bad value at episode {first[0]}, {axis} {first[1]} "
+                f"({number} in all)"
             )
 
 
@@ -245,8 +255,9 @@ def check_samples(samples: Samples, *, at_least: int = 2) -> None:
     if samples.num_episodes < at_least:
         raise ValueError(f"samples must hold at least {at_least} episodes, got {samples.num_episodes}")
     check_finite(samples)
-    if is_concrete(samples.observed):
-        seen = int(np.count_nonzero(np.asarray(samples.observed).any(1)))
+    if not is_traced(samples.observed):
+        xp = array_module(samples.observed)
+        seen = int(xp.count_nonzero(xp.asarray(samples.observed).any(1)))
         if seen < at_least:
             raise ValueError(f"samples must hold at least {at_least} episodes with an observed point, got {seen}")
 
