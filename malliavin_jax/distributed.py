@@ -123,7 +123,8 @@ def _assemble(name: str, pieces: list[tuple[int, int, Path, int]]) -> jax.Array:
             read[path] = _checkpoint.read(path, (name,))[1][name]
         return read[path][number]
 
-    def rows(index: tuple[slice, ...]) -> np.ndarray:
+    def rows(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
         first, last, _ = index[0].indices(pieces[-1][1])
         parts = [
             shard(path, number)[max(first - start, 0) : last - start]
