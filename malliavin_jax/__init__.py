@@ -43,7 +43,13 @@ from .localize import (
     Heaviside as Heaviside,
     Laplace as Laplace,
 )
-from .observe import Samples as Samples, observe as observe, samples_from_paths as samples_from_paths
+from .observe import (
+    Samples as Samples,
+    Weighed as Weighed,
+    observe as observe,
+    observe_weights as observe_weights,
+    samples_from_paths as samples_from_paths,
+)
 from .potentials import Polynomial as Polynomial, Potential as Potential
 from .recovery import (
     Loss as Loss,

@@ -154,9 +154,12 @@ def two_sum(total: Any, rest: Any, term: Any) -> tuple[Any, Any]:
 def _add(accumulator: Accumulator, samples: Samples, episodes: Array) -> Accumulator:
     """Add `samples`, in which `episodes` count (a simulated chunk may be filled up with unobserved ones)."""
     bank = make_fold(samples, accumulator.control).bank
-    sums = lax.map(
-        lambda alpha: localized_sums(bank, alpha, accumulator.localizer), accumulator.alphas, batch_size=_ALPHAS
-    )
+
+    def at(alpha: Vector) -> Sums:
+        return localized_sums(bank, alpha, accumulator.localizer)
+
+    few = accumulator.alphas.shape[0] <= _ALPHAS
+    sums = jax.vmap(at)(accumulator.alphas) if few else lax.map(at, accumulator.alphas, batch_size=_ALPHAS)
     points = jnp.sum(samples.observed, dtype=jnp.int32)
     dtype, zero = accumulator.alphas.dtype, jax.tree.map(jnp.zeros_like, sums)
     # A whole number of more than 24 bits does not fit in a float32: its upper and its lower bits are added apart.

@@ -1,6 +1,6 @@
 """Observed points with their Malliavin weights: the hub that the estimators consume."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +23,7 @@ from ._misc import (
 )
 from ._pilot import best_rate
 from ._types import Key
-from .forward import ForwardLearner, Path, Point, initial_shape, march, simulate
+from .forward import ForwardLearner, Path, Point, check_matrix, initial_shape, march, simulate
 from .weights import Canonical, Scheme, Windowed, check_fine_enough, weigh
 
 _CANONICAL_UP_TO = 5  # beyond, its O(d⁴) step costs more than its smaller variance gains
@@ -147,12 +147,69 @@ def observe_steps(
         )
         return _masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
 
+    check_matrix(learner)
+    return Samples(*_over_episodes(episode, key, first, num_episodes))
+
+
+def _over_episodes(episode: Callable[[Key], Any], key: Key, first: Array | int, num_episodes: int) -> Any:
+    """`episode` of each key, on the devices of the mesh in force."""
     keys, devices = episode_keys(key, first, num_episodes), _mesh.parts()
     if devices == 1:
-        return Samples(*jax.vmap(episode)(keys))
+        return jax.vmap(episode)(keys)
     if num_episodes % devices:
         raise ValueError(f"num_episodes must be a multiple of the mesh's {devices} devices, got {num_episodes}")
-    return Samples(*_mesh.by_device(jax.vmap(episode), keys))
+    return _mesh.by_device(jax.vmap(episode), keys)
+
+
+class Weighed(eqx.Module):
+    """Positions, gradients and weights as in `Samples`, without Hessians: memory is O(d) a point."""
+
+    x: Float[Array, "episodes times d"]
+    gradient: Float[Array, "episodes times d"]
+    weight: Float[Array, "episodes times d"]
+    observed: Bool[Array, "episodes times"]
+
+
+def observe_weights(
+    key: Key,
+    learner: ForwardLearner,
+    *,
+    num_episodes: int,
+    times: Sequence[float] | Float[Any, " times"] | float,
+    scheme: Scheme,
+) -> Weighed:
+    """The episodes of `observe` without their Hessians, for dimensions in which no d × d array is wanted.
+
+    With a `potentials.MatrixFree` loss and `Windowed(rate, neumann=m)` nothing larger than (d,) is made for an episode.
+    """
+    num_episodes = check_count("num_episodes", num_episodes)
+    _, dtype = initial_shape(learner)
+    stops = steps_at(times, learner.step_size)
+    weighing: Scheme = floats_to_arrays(scheme, dtype)
+    weighed = weights_at_steps(key, floats_to_arrays(learner, dtype), weighing, num_episodes, stops)
+    check_fine_enough(weighed.weight, weighed.observed, weighing)
+    return weighed
+
+
+@eqx.filter_jit
+def weights_at_steps(
+    key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]
+) -> Weighed:
+    """`observe_weights` in steps, checked and converted already."""
+
+    def episode(key: Key) -> Any:
+        _, read, length = march(
+            key,
+            learner,
+            stops,
+            init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
+            step=scheme.step,
+            read=lambda point, state: (point.x, point.gradient, scheme.weight(state)),
+        )
+        observed = jnp.asarray(stops, length.dtype) <= length
+        return *(jnp.where(observed[:, None], leaf, jnp.nan) for leaf in read), observed
+
+    return Weighed(*_over_episodes(episode, key, 0, num_episodes))
 
 
 def samples_from_paths(
