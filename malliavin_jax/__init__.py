@@ -1,10 +1,21 @@
 """Trajectories of a learner go in, its loss comes out, with error bars."""
 
-from . import diagnostics as diagnostics, kernel as kernel, potentials as potentials, wiener as wiener
+from . import (
+    diagnostics as diagnostics,
+    distributed as distributed,
+    kernel as kernel,
+    potentials as potentials,
+    wiener as wiener,
+)
 from ._pilot import (
     Window as Window,
     best_rate as best_rate,
     minimum_variance_window as minimum_variance_window,
+)
+from .accumulate import (
+    Accumulator as Accumulator,
+    accumulate as accumulate,
+    observe_and_accumulate as observe_and_accumulate,
 )
 from .conditional import (
     Estimate as Estimate,
@@ -33,7 +44,13 @@ from .localize import (
     Heaviside as Heaviside,
     Laplace as Laplace,
 )
-from .observe import Samples as Samples, observe as observe, samples_from_paths as samples_from_paths
+from .observe import (
+    Samples as Samples,
+    Weighed as Weighed,
+    observe as observe,
+    observe_weights as observe_weights,
+    samples_from_paths as samples_from_paths,
+)
 from .potentials import Polynomial as Polynomial, Potential as Potential
 from .recovery import (
     Loss as Loss,

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from . import _mesh
 from ._misc import check_count, check_shape, floats_to_arrays, steps_at
-from ._select import Fold, add_sums, choose_localizer, fold_sums
+from ._select import Fold, add_sums, choose_localizer, fold_sums, make_fold
 from ._sorted import SortedBank, sort_bank
 from ._tail import TabulatedTail, Tail, make_tail, tangent_planes
 from ._types import Key, Vector
-from .conditional import SIGNIFICANT, Estimate, Sums, bounds, localized_sums, make_bank, ratio_estimate
+from .conditional import SIGNIFICANT, Estimate, Sums, bounds, localized_sums, ratio_estimate
 from .forward import ForwardLearner, initial_shape
 from .localize import AbstractLocalizer, Laplace
 from .observe import Samples, check_samples, observe_steps
@@ -77,7 +78,7 @@ class MalliavinField(eqx.Module):
             raise ValueError(f"localizer must be 'auto' or a localizer, got {localizer!r}")
         if isinstance(control, str) and control != "auto":
             raise ValueError(f"control must be 'auto', None or a potential, got {control!r}")
-        plain = (_fold(samples, None),)
+        plain = (make_fold(samples, None),)
         if control is None:
             folds, choice = plain, None
         elif isinstance(control, str):
@@ -87,13 +88,13 @@ class MalliavinField(eqx.Module):
             if not float(choice.risk) <= float(without.risk):  # NaN, from a fit without enough data, loses
                 folds, choice = plain, without
         else:
-            folds, choice = (_fold(samples, control),), None
+            folds, choice = (make_fold(samples, control),), None
         if isinstance(localizer, str):
             choice = choose_localizer(samples, folds) if choice is None else choice
             localizer = choice.localizer
         self.folds, self.localizer = folds, localizer
         self.sorted = None
-        if isinstance(localizer, Laplace) and samples.dim == 1:
+        if isinstance(localizer, Laplace) and samples.dim == 1 and not _mesh.is_split(samples):  # no sorting across
             self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)
         self.tail = make_tail(samples)
         self.low, self.high = bounds(samples)
@@ -148,7 +149,7 @@ class FreshField(eqx.Module):
         if key is None:
             raise ValueError("key must be given: FreshField simulates new episodes at every call")
         samples = observe_steps(key, self.learner, self.scheme, self.num_episodes, self.stops)
-        fold = _fold(samples, self.control)
+        fold = make_fold(samples, self.control)
         low, high = bounds(samples)
         points = jnp.sum(samples.observed)
 
@@ -257,24 +258,25 @@ def _guarded(
     return Estimate(value, stderr, jnp.where(inside, ratio.density, 0), ratio.density_stderr, ratio.trusted)
 
 
-@eqx.filter_jit
-def _fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
-    if potential is None:
-        return Fold(make_bank(samples, samples.gradient, samples.hessian), None)
-    safe = jnp.where(samples.observed[..., None], samples.x, 0)
-    gradient = samples.gradient - jax.vmap(jax.vmap(potential.gradient))(safe)
-    hessian = samples.hessian - jax.vmap(jax.vmap(potential.hessian))(safe)
-    return Fold(make_bank(samples, gradient, hessian), potential)
-
-
 def _cross_fitted(samples: Samples) -> tuple[Fold, ...]:
     """Even and odd episodes, each with the polynomial fitted to the other: θ never sees the points it corrects."""
-    halves = [jax.tree.map(lambda leaf, i=i: leaf[i::2], samples) for i in (0, 1)]
+    halves = [_every_other(samples, i) for i in (0, 1)]
     rows = halves[1].x.shape[0] * samples.num_times * samples.dim
     degree = _DEGREE.get(samples.dim, _DEGREE_BEYOND)
     while degree > 2 and num_terms(samples.dim, degree) * _ROWS_PER_TERM > rows:
         degree -= 2
-    return tuple(_fold(half, _fit(other, degree)) for half, other in zip(halves, halves[::-1], strict=True))
+    return tuple(make_fold(half, _fit(other, degree)) for half, other in zip(halves, halves[::-1], strict=True))
+
+
+@eqx.filter_jit
+def _every_other(samples: Samples, first: int) -> Samples:
+    def half(samples: Samples) -> Samples:
+        return jax.tree.map(lambda leaf: leaf[first::2], samples)
+
+    devices = _mesh.parts()
+    if devices > 1 and samples.num_episodes % (2 * devices) == 0:
+        return _mesh.by_device(half, samples)
+    return half(samples)
 
 
 @eqx.filter_jit
