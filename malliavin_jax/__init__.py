@@ -6,6 +6,11 @@ from ._pilot import (
     best_rate as best_rate,
     minimum_variance_window as minimum_variance_window,
 )
+from .accumulate import (
+    Accumulator as Accumulator,
+    accumulate as accumulate,
+    observe_and_accumulate as observe_and_accumulate,
+)
 from .conditional import (
     Estimate as Estimate,
     conditional_expectation as conditional_expectation,

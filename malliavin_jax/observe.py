@@ -88,23 +88,50 @@ def observe(
     depend on `times`, on batching or on the number of devices.
     """
     num_episodes = check_count("num_episodes", num_episodes)
-    dim, dtype = initial_shape(learner)
+    _, dtype = initial_shape(learner)
     stops = steps_at(times, learner.step_size)
     learner = floats_to_arrays(learner, dtype)
-    if scheme is None:
-        wide = dim > _CANONICAL_UP_TO
-        scheme = _tuned(_pilot_paths(key, learner, num_episodes, stops[-1])) if wide else Canonical()
-    weighing: Scheme = floats_to_arrays(scheme, dtype)
+    weighing: Scheme = floats_to_arrays(choose_scheme(key, learner, scheme, num_episodes, stops[-1]), dtype)
     samples = observe_steps(key, learner, weighing, num_episodes, stops)
     check_fine_enough(samples.weight, samples.observed, weighing)
     return samples
 
 
+def choose_scheme(
+    key: Key, learner: ForwardLearner, scheme: Scheme | None, num_episodes: int, num_steps: int
+) -> Scheme:
+    """The scheme given, or that of `observe` for None."""
+    if scheme is not None:
+        return scheme
+    if initial_shape(learner)[0] <= _CANONICAL_UP_TO:
+        return Canonical()
+    keys = episode_keys(key, 0, min(num_episodes, _PILOT_EPISODES))
+    return _tuned(eqx.filter_jit(jax.vmap(lambda k: simulate(k, learner, num_steps)))(keys))
+
+
+def episode_keys(key: Key, first: Array | int, count: int) -> Array:
+    """The keys of `count` episodes from number `first` on.
+
+    Key i is a function of `key` and i alone, so that episodes may be made in chunks, on any device or process. It is
+    `jax.random.split(key, n)[i]` for every n, as long as JAX's Threefry is the partitionable one (its default).
+    """
+    index = jnp.asarray(first, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, index)
+
+
 @eqx.filter_jit
 def observe_steps(
-    key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]
+    key: Key,
+    learner: ForwardLearner,
+    scheme: Scheme,
+    num_episodes: int,
+    stops: tuple[int, ...],
+    first: Array | int = 0,
 ) -> Samples:
-    """`observe` in steps, checked and converted already: what a scan may call at every iteration."""
+    """`observe` in steps, checked and converted already: what a scan may call at every iteration.
+
+    `first` is the number of the first of the `num_episodes` episodes.
+    """
 
     def episode(key: Key) -> tuple[Array, ...]:
         _, (point, weight), length = march(
@@ -117,7 +144,7 @@ def observe_steps(
         )
         return _masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
 
-    return Samples(*jax.vmap(episode)(jax.random.split(key, num_episodes)))
+    return Samples(*jax.vmap(episode)(episode_keys(key, first, num_episodes)))
 
 
 def samples_from_paths(
@@ -200,11 +227,6 @@ def _masked(point: Point, weight: Array, observed: Bool[Array, " times"]) -> tup
     return (*map(mask, point), mask(weight), observed)
 
 
-def _pilot_paths(key: Key, learner: ForwardLearner, num_episodes: int, num_steps: int) -> Path:
-    keys = jax.random.split(key, num_episodes)[:_PILOT_EPISODES]
-    return eqx.filter_jit(jax.vmap(lambda k: simulate(k, learner, num_steps)))(keys)
-
-
 def _tuned(pilot: Path) -> Windowed:
     return Windowed(best_rate(pilot, jnp.asarray(_PILOT_RATES, pilot.x.dtype)))
 
@@ -228,9 +250,14 @@ def check_samples(samples: Samples, *, at_least: int = 2) -> None:
     """Refuse samples that no estimator can use: too few episodes, or non-finite observed values."""
     if samples.num_episodes < at_least:
         raise ValueError(f"samples must hold at least {at_least} episodes, got {samples.num_episodes}")
-    names = ("x", "gradient", "hessian", "weight")
-    _check_finite({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")
+    check_finite(samples)
     if is_concrete(samples.observed):
         seen = int(np.count_nonzero(np.asarray(samples.observed).any(1)))
         if seen < at_least:
             raise ValueError(f"samples must hold at least {at_least} episodes with an observed point, got {seen}")
+
+
+def check_finite(samples: Samples) -> None:
+    """Refuse samples with an observed value that is not finite."""
+    names = ("x", "gradient", "hessian", "weight")
+    _check_finite({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")

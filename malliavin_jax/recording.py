@@ -116,18 +116,11 @@ class Recording:
         self._check_settings()
         return samples_from_paths(**self.part(), times=times, steps=steps, scheme=scheme)
 
-    def chunks(
-        self, size: int, *, times: Any = None, steps: Any = None, scheme: Scheme | None = None
-    ) -> Iterator[Samples]:
-        """The same samples, `size` episodes at a time: what `accumulate` consumes; memory does not grow with the rest.
-
-        The weights of an episode depend on no other one (a scheme that is tuned is tuned once, on the first episodes).
-        """
+    def chunks(self, size: int, *, times: Any = None, steps: Any = None, scheme: Scheme | None = None) -> "Chunks":
+        """The same samples, `size` episodes at a time: what `accumulate` consumes. Memory is that of one chunk."""
         size = check_count("size", size)
         self._check_settings()
-        scheme = self._scheme() if scheme is None else scheme
-        for start in range(0, self.num_episodes, size):
-            yield samples_from_paths(**self.part(start, start + size), times=times, steps=steps, scheme=scheme)
+        return Chunks(self, size, {"times": times, "steps": steps, "scheme": scheme or self._scheme()})
 
     def _scheme(self) -> Scheme:
         part = self.part(0, _PILOT)
@@ -169,6 +162,29 @@ class Recording:
             f"dropped {len(bad)} of {episodes} episodes; the first: {first}", RuntimeWarning, stacklevel=3
         )  # fmt: skip
         return len(bad)
+
+
+class Chunks:
+    """The samples of a recording, some episodes at a time, in order: `len`, an index or a loop give `Samples`.
+
+    The weights of an episode depend on no other one, so chunks of any size hold the same numbers (a scheme that is
+    tuned is tuned once, on the first episodes).
+    """
+
+    def __init__(self, recording: Recording, size: int, options: dict[str, Any]):
+        self._recording, self._size, self._options = recording, size, options
+
+    def __len__(self) -> int:
+        return -(-self._recording.num_episodes // self._size)
+
+    def __getitem__(self, number: int) -> Samples:
+        if not 0 <= number < len(self):
+            raise IndexError(f"there are {len(self)} chunks, got number {number}")
+        part = self._recording.part(number * self._size, (number + 1) * self._size)
+        return samples_from_paths(**part, **self._options)
+
+    def __iter__(self) -> Iterator[Samples]:
+        return (self[number] for number in range(len(self)))
 
 
 def split_log(
