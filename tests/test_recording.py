@@ -1,7 +1,11 @@
 """Recorded runs: every fault by its name, several learners, restarts, missing Hessians, stopping, chunks."""
 
 import functools
+import json
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -294,6 +298,17 @@ def test_memory_is_that_of_a_chunk(tmp_path):
     assert accumulator.num_episodes == 100_000
     assert np.all(accumulator.estimate().trusted)
     assert peak < 0.25 * total, (peak, total)
+
+
+@pytest.mark.slow
+def test_ten_million_episodes_in_less_than_two_gibibytes(tmp_path):
+    script = Path(__file__).parents[1] / "benchmarks" / "chunks.py"
+    subprocess.run([sys.executable, script, "--write", tmp_path, "10000000"], check=True)
+    found = subprocess.run([sys.executable, script, "--read", tmp_path], check=True, capture_output=True, text=True)
+    row = json.loads(found.stdout)
+    assert row["peak_resident_bytes"] < 2 * 2**30
+    assert row["bytes_on_disk"] > 2e9
+    assert row["rmse"] < 4 * row["median_stderr"]
 
 
 # Faults.
