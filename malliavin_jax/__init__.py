@@ -3,6 +3,7 @@
 from . import (
     diagnostics as diagnostics,
     distributed as distributed,
+    io as io,
     kernel as kernel,
     potentials as potentials,
     wiener as wiener,
@@ -23,6 +24,7 @@ from .conditional import (
     density as density,
     score as score,
 )
+from .consistency import Consistency as Consistency, LearnerReport as LearnerReport, consistency as consistency
 from .fields import (
     FreshField as FreshField,
     MalliavinField as MalliavinField,
@@ -52,6 +54,7 @@ from .observe import (
     samples_from_paths as samples_from_paths,
 )
 from .potentials import Polynomial as Polynomial, Potential as Potential
+from .recording import Recording as Recording, split_log as split_log
 from .recovery import (
     Loss as Loss,
     loss_from_field as loss_from_field,

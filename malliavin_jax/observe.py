@@ -7,13 +7,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from . import _mesh
 from ._mesh import array_module
 from ._misc import (
     check_count,
-    check_positive,
     check_shape,
     float_array,
     floats_to_arrays,
@@ -22,6 +21,7 @@ from ._misc import (
     steps_at,
 )
 from ._pilot import best_rate
+from ._recorded import full_hessians, per_episode, stops_of
 from ._types import Key
 from .forward import ForwardLearner, Path, Point, check_matrix, initial_shape, march, simulate
 from .weights import Canonical, Scheme, Windowed, check_fine_enough, weigh
@@ -215,37 +215,38 @@ def weights_at_steps(
 def samples_from_paths(
     x: Any,
     gradient: Any,
-    hessian: Any,
+    hessian: Any = None,
     *,
-    step_size: float,
-    times: Sequence[float] | Float[Any, " times"] | float,
+    step_size: Any,
+    times: Sequence[float] | Float[Any, " times"] | float | None = None,
+    steps: Sequence[int] | Int[Any, " times"] | int | None = None,
     scheme: Scheme | None = None,
-    inverse_temperature: float = 1.0,
+    inverse_temperature: Any = 1.0,
     lengths: Any = None,
 ) -> Samples:
     """Weigh recorded episodes: `x` and `gradient` (episodes, points, d), `hessian` (episodes, points, d, d).
 
-    Row k is the state after k steps of size `step_size`; row 0 is the start. `lengths` (episodes,) gives the number
-    of steps each episode really made, if they differ: later rows are ignored, whatever they hold, and conditioning
-    times past an episode's end are marked unobserved. `times` and `scheme` are as in `observe`.
+    Row k is the state after k steps of size `step_size`, and the gradient and Hessian that the learner used there;
+    row 0 is the start.
+
+    - `hessian`: of shape (episodes, points, d), its diagonal; what lies beside it is taken for zero, which is exact for
+      a loss that is a sum over coordinates and biases the weights otherwise. None: in one dimension, with exact
+      gradients, secants along the path serve (an error elsewhere).
+    - `step_size`, `inverse_temperature`: one number, or one for each episode where several learners were recorded.
+    - `times`: as in `observe`, multiples of every step size; or `steps`, the same numbers of steps for all episodes.
+    - `lengths` (episodes,): the number of steps each episode really made, if they differ: later rows are ignored,
+      whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends an episode must
+      not depend on its path: integration by parts does not hold given an event of the noise (see `Recording`).
+    - `scheme`: as in `observe`.
     """
-    x, gradient, hessian = (
-        float_array("x", x),
-        float_array("gradient", gradient),
-        float_array("hessian", hessian),
-    )
+    x, gradient = float_array("x", x), float_array("gradient", gradient)
+    hessian = None if hessian is None else float_array("hessian", hessian)
     check_shape("x", x, (None, None, None))
-    episodes, points, dim = x.shape
+    episodes, points, _ = x.shape
     check_shape("gradient", gradient, x.shape)
-    check_shape("hessian", hessian, (*x.shape, dim))
-    check_positive("step_size", step_size)
-    check_positive("inverse_temperature", inverse_temperature)
-    stops = steps_at(times, step_size)
-    if stops[-1] >= points:
-        last = (points - 1) * float(step_size)
-        raise ValueError(
-            f"times must lie inside the recorded paths, which end at {last}, got {stops[-1] * float(step_size)}"
-        )
+    epsilon = per_episode("step_size", step_size, episodes, x.dtype)
+    beta = per_episode("inverse_temperature", inverse_temperature, episodes, x.dtype)
+    stops = stops_of(times, steps, step_size, episodes, points)
     lengths = jnp.full(episodes, points - 1, jnp.int32) if lengths is None else jnp.asarray(lengths)
     check_shape("lengths", lengths, (episodes,))
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -254,27 +255,32 @@ def samples_from_paths(
         raise ValueError(
             f"lengths must be between 0 and {points - 1} steps, got {np.min(lengths)} to {np.max(lengths)}"
         )
+    hessian = full_hessians(hessian, x, gradient, lengths)
     seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
     _check_finite({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
-    epsilon, beta = (jnp.full(episodes, jnp.asarray(v, x.dtype)) for v in (step_size, inverse_temperature))
     paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
     if scheme is None:
-        pilot = jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths)
-        scheme = Canonical() if dim <= _CANONICAL_UP_TO else _tuned(pilot)
-    samples = _weigh_at(paths, floats_to_arrays(scheme, x.dtype), stops)
+        scheme = default_scheme(paths)
+    samples = _weigh_at(paths, floats_to_arrays(scheme, x.dtype), jnp.asarray(stops))
     check_fine_enough(samples.weight, samples.observed, scheme)
     return samples
 
 
+def default_scheme(paths: Path) -> Scheme:
+    """`Canonical()` up to five dimensions; beyond, `Windowed` at the rate that is best on the first 256 of `paths`."""
+    if paths.x.shape[-1] <= _CANONICAL_UP_TO:
+        return Canonical()
+    return _tuned(jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths))
+
+
 @eqx.filter_jit
-def _weigh_at(paths: Path, scheme: Scheme, stops: tuple[int, ...]) -> Samples:
-    at = jnp.asarray(stops, paths.length.dtype)
+def _weigh_at(paths: Path, scheme: Scheme, stops: Int[Array, "episodes times"]) -> Samples:
+    def episode(path: Path, at: Int[Array, " times"]) -> tuple[Array, ...]:
+        row = jnp.minimum(at, path.num_steps)
+        point = Point(path.x[row], path.gradient[row], path.hessian[row])
+        return _masked(point, weigh(path, scheme)[row], at <= path.length)
 
-    def episode(path: Path) -> tuple[Array, ...]:
-        point = Point(path.x[at], path.gradient[at], path.hessian[at])
-        return _masked(point, weigh(path, scheme)[at], at <= path.length)
-
-    return Samples(*jax.vmap(episode)(paths))
+    return Samples(*jax.vmap(episode)(paths, stops))
 
 
 def _masked(point: Point, weight: Array, observed: Bool[Array, " times"]) -> tuple[Array, ...]:
