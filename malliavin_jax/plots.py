@@ -145,6 +145,31 @@ def error_comparison(
     return ax
 
 
+def weight_tails(weights: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
+    """How often a weight S(u) exceeds t, with E[S²] in the legend: the stuff that variance is made of."""
+    ax, left = _axes(ax), np.inf
+    for style, (name, weight) in _styled(weights):
+        size = np.sort(np.abs(np.asarray(weight, float).ravel()))
+        share = 1 - np.arange(len(size)) / len(size)
+        left = min(left, 0.1 * np.median(size))
+        ax.plot(size, share, label=f"{name}: E[S²] = {np.mean(size**2):.3g}", **style)
+    ax.set(xscale="log", yscale="log", xlabel="t (1/unit of state)", ylabel="share of episodes with |S| ≥ t (1)")
+    ax.set_xlim(left=left)
+    ax.legend(frameon=False)
+    return ax
+
+
+def bias_and_error(lengths: Any, results: Mapping[str, tuple[Any, Any]], *, ax: Axes | None = None) -> Axes:
+    """Bias (dashed) and RMSE (full) of each estimator at each length: `results[name] = bias, error`."""
+    ax = _axes(ax)
+    for style, (name, (bias, error)) in _styled(results):
+        ax.plot(lengths, np.asarray(error), label=f"{name}: error", **style)
+        ax.plot(lengths, np.asarray(bias), label=f"{name}: bias", **{**style, "linestyle": "--"})
+    ax.set(xscale="log", yscale="log", xlabel="length h (units of the state)", ylabel="of ∇L (loss per unit of state)")
+    ax.legend(frameon=False)
+    return ax
+
+
 def loss_surface(grid: Any, value: Any, *, ceiling: float | None = None, ax: Axes | None = None) -> Axes:
     """A loss on two axes, `value` (nodes, nodes), as filled contours from its minimum up to `ceiling` above it.
 
@@ -172,12 +197,15 @@ def field_arrows(grid: Any, fields: Mapping[str, Any], *, ax: Axes | None = None
     x, y = (np.asarray(axis) for axis in grid)
     vectors = {name: _known(field) for name, field in fields.items()}
     median = np.nanmedian(np.concatenate([np.linalg.norm(v, axis=-1).ravel() for v in vectors.values()]))
-    cell = min(np.diff(x).min(), np.diff(y).min())
+    longest = 1.4 * min(np.diff(x).min(), np.diff(y).min())
     at = np.meshgrid(x, y, indexing="ij")
-    for (name, vector), colour in zip(vectors.items(), ("black", COLOURS[1], *COLOURS[2:]), strict=False):
+    for number, (name, vector) in enumerate(vectors.items()):
         size = np.linalg.norm(vector, axis=-1, keepdims=True)
-        u, v = np.moveaxis(-cell * vector / (size + median), -1, 0)
-        ax.quiver(*at, u, v, angles="xy", scale_units="xy", scale=1, color=colour, label=name, width=0.004, pivot="mid")
+        u, v = np.moveaxis(-longest * vector / (size + median), -1, 0)
+        # The first is black and broad, so that the others can lie on it and both be seen.
+        colour, width = (COLOURS[number % len(COLOURS)], 0.0035) if number else ("black", 0.007)
+        shape: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": width, "pivot": "mid"}
+        ax.quiver(*at, u, v, color=colour, label=name, **shape)
     ax.set(**PLANE)
     ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(vectors), frameon=False)
     return ax

@@ -139,6 +139,22 @@ def test_observed_paths_have_the_time_of_the_learner(ax):
     check_units(ax)
 
 
+def test_tails_count_the_weights_beyond(ax):
+    plots.weight_tails({"a": np.array([[[-3.0]], [[1.0]]])}, ax=ax)
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1, 1], [3, 0.5]])
+    assert ax.get_legend().get_texts()[0].get_text() == "a: E[S²] = 5"
+    check_units(ax)
+
+
+def test_bias_is_dashed_and_error_full(ax):
+    plots.bias_and_error([0.1, 0.2], {"a": ([1.0, 2.0], [3.0, 4.0])}, ax=ax)
+    drawn = curves(ax)
+    np.testing.assert_allclose(drawn["a: bias"].get_xydata(), [[0.1, 1], [0.2, 2]])
+    np.testing.assert_allclose(drawn["a: error"].get_ydata(), [3, 4])
+    assert (drawn["a: bias"].get_linestyle(), drawn["a: error"].get_linestyle()) == ("--", "-")
+    check_units(ax)
+
+
 GRID = (np.linspace(-1, 1, 5), np.linspace(0, 1, 3))
 
 
@@ -173,7 +189,7 @@ def test_arrows_point_downhill_and_leave_out_what_is_not_trusted(ax):
     np.testing.assert_allclose(arrow[0] * at[1], arrow[1] * at[0])
     size = np.linalg.norm(gradient, axis=-1)
     everywhere = np.concatenate([size.ravel(), size[trusted]])
-    np.testing.assert_allclose(np.linalg.norm(arrow), 0.5 * size[1, 1] / (size[1, 1] + np.median(everywhere)))
+    np.testing.assert_allclose(np.linalg.norm(arrow), 0.7 * size[1, 1] / (size[1, 1] + np.median(everywhere)))
     assert np.asarray(ours.Umask)[0]
     assert not np.asarray(ours.Umask)[1:].any()
     check_units(ax)
