@@ -1,6 +1,6 @@
 """Trajectories of a learner go in, its loss comes out, with error bars."""
 
-from . import diagnostics as diagnostics, kernel as kernel, potentials as potentials
+from . import diagnostics as diagnostics, kernel as kernel, potentials as potentials, wiener as wiener
 from ._pilot import (
     Window as Window,
     best_rate as best_rate,

@@ -78,7 +78,7 @@ def eye(like: Tensor) -> Tensor:
 
 
 def inverse(matrix: Tensor) -> Tensor:
-    """Inverse of a symmetric positive definite matrix; by cofactors where it is unrolled."""
+    """Inverse of a matrix; by cofactors where it is unrolled."""
     if not isinstance(matrix, np.ndarray):
         return jnp.linalg.inv(matrix)
     return scale(_adjugate(matrix), 1 / _determinant(matrix))

@@ -11,8 +11,8 @@ import malliavin_jax
 PACKAGE = Path(malliavin_jax.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Observe, don't differentiate: only the module whose subject is the derivative on Wiener space may.
-AUTODIFF_ALLOWED = {"wiener.py"}
+# Observe, don't differentiate: only the module whose subject is the derivative on Wiener space may, with its rooms.
+AUTODIFF_ALLOWED = {"wiener.py", "_skorohod.py", "_greeks.py"}
 AUTODIFF = {
     "grad", "value_and_grad", "hessian", "jacobian", "jacfwd", "jacrev", "jvp", "vjp", "linearize",
     "linear_transpose", "fwd_and_bwd", "value_and_grad_from_state", "filter_grad", "filter_value_and_grad",
