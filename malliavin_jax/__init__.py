@@ -1,10 +1,21 @@
 """Trajectories of a learner go in, its loss comes out, with error bars."""
 
-from . import diagnostics as diagnostics, kernel as kernel, potentials as potentials, wiener as wiener
+from . import (
+    diagnostics as diagnostics,
+    io as io,
+    kernel as kernel,
+    potentials as potentials,
+    wiener as wiener,
+)
 from ._pilot import (
     Window as Window,
     best_rate as best_rate,
     minimum_variance_window as minimum_variance_window,
+)
+from .accumulate import (
+    Accumulator as Accumulator,
+    accumulate as accumulate,
+    observe_and_accumulate as observe_and_accumulate,
 )
 from .conditional import (
     Estimate as Estimate,
@@ -12,6 +23,7 @@ from .conditional import (
     density as density,
     score as score,
 )
+from .consistency import Consistency as Consistency, LearnerReport as LearnerReport, consistency as consistency
 from .fields import (
     FreshField as FreshField,
     MalliavinField as MalliavinField,
@@ -35,6 +47,7 @@ from .localize import (
 )
 from .observe import Samples as Samples, observe as observe, samples_from_paths as samples_from_paths
 from .potentials import Polynomial as Polynomial, Potential as Potential
+from .recording import Recording as Recording, split_log as split_log
 from .recovery import (
     Loss as Loss,
     loss_from_field as loss_from_field,

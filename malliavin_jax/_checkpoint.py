@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import time
 import types
 import zipfile
 import zlib
@@ -22,6 +23,7 @@ _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error),
 )
 _CONFIGURATION = "configuration"
+_SAVE_EVERY = 30.0  # seconds between the checkpoints of a journal
 
 
 def _is_key(leaf: Any) -> bool:
@@ -127,6 +129,14 @@ def load(path: Path, configuration: dict[str, str], names: tuple[str, ...]) -> d
     return trees
 
 
+def checked_path(path: Any) -> Path:
+    """Where a checkpoint may be written."""
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"checkpoint must be a file in a directory that exists, got {str(path)!r}")
+    return path
+
+
 def restore(leaves: list[np.ndarray], like: Any) -> Any:
     """A tree shaped as `like` from its stored leaves, with keys wrapped again."""
 
@@ -185,18 +195,58 @@ def _join(parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
     return [np.concatenate(leaves, axis=1) for leaves in zip(*parts, strict=True)]
 
 
+class Journal:
+    """The checkpoint of a stream of unknown length: how much of it is done, and the state then.
+
+    As a context it saves when the stream ends, and when something goes wrong in it: what is done stays done. Of several
+    processes, which all hold the same state, the first one writes.
+    """
+
+    def __init__(self, path: Any, **things: Any):
+        self._path = None if path is None else checked_path(path)
+        self._configuration = {} if path is None else {name: fingerprint(thing) for name, thing in things.items()}
+        self._unsaved: tuple[int, Any] | None = None
+        self._saved_at = time.monotonic()
+
+    def resume(self, state: Any) -> tuple[int, Any]:
+        """How much is done, and the state to go on from: that of the file if there is one, else `state`."""
+        if self._path is None or not self._path.exists():
+            return 0, state
+        stored = load(self._path, self._configuration, ("done", "state"))
+        return int(stored["done"][0]), restore(stored["state"], state)
+
+    def note(self, done: int, state: Any) -> None:
+        self._unsaved = done, state
+        if time.monotonic() - self._saved_at > _SAVE_EVERY:
+            self._save()
+
+    def _save(self) -> None:
+        if self._path is not None and self._unsaved is not None and jax.process_index() == 0:
+            done, state = self._unsaved
+            save(self._path, self._configuration, {"done": np.asarray(done, np.int64), "state": state})
+        self._unsaved, self._saved_at = None, time.monotonic()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._save()
+
+
 class Bar:
     """A progress bar on stderr that turns itself off, rather than raise, when anything in it goes wrong."""
 
-    def __init__(self, total: int, done: int, *, enabled: bool):
+    def __init__(
+        self, total: int | None, done: int, *, enabled: bool, unit: str = "step", name: str = "passive Langevin"
+    ):
         self._bar: Any = None
         if enabled:
-            self._attempt(lambda: self._open(total, done))
+            self._attempt(lambda: self._open(total, done, unit, name))
 
-    def _open(self, total: int, done: int) -> None:
+    def _open(self, total: int | None, done: int, unit: str, name: str) -> None:
         from tqdm import tqdm
 
-        self._bar = tqdm(total=total, initial=done, unit="step", desc="passive Langevin")
+        self._bar = tqdm(total=total, initial=done, unit=unit, desc=name)
 
     def _attempt(self, action: Callable[[], Any]) -> None:
         try:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from ._tail import spread
 from ._types import Scalar, Vector
-from .conditional import Bank, Sums, episode_terms, localized_sums, ratio_estimate, sum_over_chunks
+from .conditional import Bank, Sums, episode_terms, localized_sums, make_bank, ratio_estimate, sum_over_chunks
 from .localize import AbstractLocalizer, Gaussian, Laplace
 from .observe import Samples
 from .potentials import AbstractPotential
@@ -48,6 +48,17 @@ class Choice(NamedTuple):
 
     localizer: AbstractLocalizer
     risk: Scalar
+
+
+@eqx.filter_jit
+def make_fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
+    """The residuals of `samples` against `potential`, which must not have been fitted to them."""
+    if potential is None:
+        return Fold(make_bank(samples, samples.gradient, samples.hessian), None)
+    safe = jnp.where(samples.observed[..., None], samples.x, 0)
+    gradient = samples.gradient - jax.vmap(jax.vmap(potential.gradient))(safe)
+    hessian = samples.hessian - jax.vmap(jax.vmap(potential.hessian))(safe)
+    return Fold(make_bank(samples, gradient, hessian), potential)
 
 
 def fold_sums(fold: Fold, alpha: Vector, sums: Sums) -> Sums:

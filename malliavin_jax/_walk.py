@@ -1,7 +1,6 @@
 """The machine under the outer chain: blocks of steps in one compiled program, and legs of a long run."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -125,9 +124,7 @@ def run_in_legs(
     if progress:
         marks |= set(range(0, total, -(-total // 100)))
     if checkpoint is not None:
-        path = Path(checkpoint)
-        if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"checkpoint must be a file in a directory that exists, got {str(path)!r}")
+        path = _checkpoint.checked_path(checkpoint)
         every = check_count("checkpoint_every", -(-total // 10) if checkpoint_every is None else checkpoint_every)
         saves = frozenset({total, *range(every, total, every)})
         things = dict(

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ._misc import check_count, check_shape, floats_to_arrays, steps_at
-from ._select import Fold, add_sums, choose_localizer, fold_sums
+from ._select import Fold, add_sums, choose_localizer, fold_sums, make_fold
 from ._sorted import SortedBank, sort_bank
 from ._tail import TabulatedTail, Tail, make_tail, tangent_planes
 from ._types import Key, Vector
-from .conditional import SIGNIFICANT, Estimate, Sums, bounds, localized_sums, make_bank, ratio_estimate
+from .conditional import SIGNIFICANT, Estimate, Sums, bounds, localized_sums, ratio_estimate
 from .forward import ForwardLearner, initial_shape
 from .localize import AbstractLocalizer, Laplace
 from .observe import Samples, check_samples, observe_steps
@@ -76,7 +76,7 @@ class MalliavinField(eqx.Module):
             raise ValueError(f"localizer must be 'auto' or a localizer, got {localizer!r}")
         if isinstance(control, str) and control != "auto":
             raise ValueError(f"control must be 'auto', None or a potential, got {control!r}")
-        plain = (_fold(samples, None),)
+        plain = (make_fold(samples, None),)
         if control is None:
             folds, choice = plain, None
         elif isinstance(control, str):
@@ -86,7 +86,7 @@ class MalliavinField(eqx.Module):
             if not float(choice.risk) <= float(without.risk):  # NaN, from a fit without enough data, loses
                 folds, choice = plain, without
         else:
-            folds, choice = (_fold(samples, control),), None
+            folds, choice = (make_fold(samples, control),), None
         if isinstance(localizer, str):
             choice = choose_localizer(samples, folds) if choice is None else choice
             localizer = choice.localizer
@@ -147,7 +147,7 @@ class FreshField(eqx.Module):
         if key is None:
             raise ValueError("key must be given: FreshField simulates new episodes at every call")
         samples = observe_steps(key, self.learner, self.scheme, self.num_episodes, self.stops)
-        fold = _fold(samples, self.control)
+        fold = make_fold(samples, self.control)
         low, high = bounds(samples)
         points = jnp.sum(samples.observed)
 
@@ -256,16 +256,6 @@ def _guarded(
     return Estimate(value, stderr, jnp.where(inside, ratio.density, 0), ratio.density_stderr, ratio.trusted)
 
 
-@eqx.filter_jit
-def _fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
-    if potential is None:
-        return Fold(make_bank(samples, samples.gradient, samples.hessian), None)
-    safe = jnp.where(samples.observed[..., None], samples.x, 0)
-    gradient = samples.gradient - jax.vmap(jax.vmap(potential.gradient))(safe)
-    hessian = samples.hessian - jax.vmap(jax.vmap(potential.hessian))(safe)
-    return Fold(make_bank(samples, gradient, hessian), potential)
-
-
 def _cross_fitted(samples: Samples) -> tuple[Fold, ...]:
     """Even and odd episodes, each with the polynomial fitted to the other: θ never sees the points it corrects."""
     halves = [jax.tree.map(lambda leaf, i=i: leaf[i::2], samples) for i in (0, 1)]
@@ -273,7 +263,7 @@ def _cross_fitted(samples: Samples) -> tuple[Fold, ...]:
     degree = _DEGREE
     while degree > 2 and num_terms(samples.dim, degree) * _ROWS_PER_TERM > rows:
         degree -= 2
-    return tuple(_fold(half, _fit(other, degree)) for half, other in zip(halves, halves[::-1], strict=True))
+    return tuple(make_fold(half, _fit(other, degree)) for half, other in zip(halves, halves[::-1], strict=True))
 
 
 @eqx.filter_jit

@@ -7,11 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ._misc import (
     check_count,
-    check_positive,
     check_shape,
     float_array,
     floats_to_arrays,
@@ -19,6 +18,7 @@ from ._misc import (
     steps_at,
 )
 from ._pilot import best_rate
+from ._recorded import full_hessians, per_episode, stops_of
 from ._types import Key
 from .forward import ForwardLearner, Path, Point, initial_shape, march, simulate
 from .weights import Canonical, Scheme, Windowed, check_fine_enough, weigh
@@ -88,23 +88,50 @@ def observe(
     depend on `times`, on batching or on the number of devices.
     """
     num_episodes = check_count("num_episodes", num_episodes)
-    dim, dtype = initial_shape(learner)
+    _, dtype = initial_shape(learner)
     stops = steps_at(times, learner.step_size)
     learner = floats_to_arrays(learner, dtype)
-    if scheme is None:
-        wide = dim > _CANONICAL_UP_TO
-        scheme = _tuned(_pilot_paths(key, learner, num_episodes, stops[-1])) if wide else Canonical()
-    weighing: Scheme = floats_to_arrays(scheme, dtype)
+    weighing: Scheme = floats_to_arrays(choose_scheme(key, learner, scheme, num_episodes, stops[-1]), dtype)
     samples = observe_steps(key, learner, weighing, num_episodes, stops)
     check_fine_enough(samples.weight, samples.observed, weighing)
     return samples
 
 
+def choose_scheme(
+    key: Key, learner: ForwardLearner, scheme: Scheme | None, num_episodes: int, num_steps: int
+) -> Scheme:
+    """The scheme given, or that of `observe` for None."""
+    if scheme is not None:
+        return scheme
+    if initial_shape(learner)[0] <= _CANONICAL_UP_TO:
+        return Canonical()
+    keys = episode_keys(key, 0, min(num_episodes, _PILOT_EPISODES))
+    return _tuned(eqx.filter_jit(jax.vmap(lambda k: simulate(k, learner, num_steps)))(keys))
+
+
+def episode_keys(key: Key, first: Array | int, count: int) -> Array:
+    """The keys of `count` episodes from number `first` on.
+
+    Key i is a function of `key` and i alone, so that episodes may be made in chunks, on any device or process. It is
+    `jax.random.split(key, n)[i]` for every n, as long as JAX's Threefry is the partitionable one (its default).
+    """
+    index = jnp.asarray(first, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, index)
+
+
 @eqx.filter_jit
 def observe_steps(
-    key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]
+    key: Key,
+    learner: ForwardLearner,
+    scheme: Scheme,
+    num_episodes: int,
+    stops: tuple[int, ...],
+    first: Array | int = 0,
 ) -> Samples:
-    """`observe` in steps, checked and converted already: what a scan may call at every iteration."""
+    """`observe` in steps, checked and converted already: what a scan may call at every iteration.
+
+    `first` is the number of the first of the `num_episodes` episodes.
+    """
 
     def episode(key: Key) -> tuple[Array, ...]:
         _, (point, weight), length = march(
@@ -117,43 +144,44 @@ def observe_steps(
         )
         return _masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
 
-    return Samples(*jax.vmap(episode)(jax.random.split(key, num_episodes)))
+    return Samples(*jax.vmap(episode)(episode_keys(key, first, num_episodes)))
 
 
 def samples_from_paths(
     x: Any,
     gradient: Any,
-    hessian: Any,
+    hessian: Any = None,
     *,
-    step_size: float,
-    times: Sequence[float] | Float[Any, " times"] | float,
+    step_size: Any,
+    times: Sequence[float] | Float[Any, " times"] | float | None = None,
+    steps: Sequence[int] | Int[Any, " times"] | int | None = None,
     scheme: Scheme | None = None,
-    inverse_temperature: float = 1.0,
+    inverse_temperature: Any = 1.0,
     lengths: Any = None,
 ) -> Samples:
     """Weigh recorded episodes: `x` and `gradient` (episodes, points, d), `hessian` (episodes, points, d, d).
 
-    Row k is the state after k steps of size `step_size`; row 0 is the start. `lengths` (episodes,) gives the number
-    of steps each episode really made, if they differ: later rows are ignored, whatever they hold, and conditioning
-    times past an episode's end are marked unobserved. `times` and `scheme` are as in `observe`.
+    Row k is the state after k steps of size `step_size`, and the gradient and Hessian that the learner used there;
+    row 0 is the start.
+
+    - `hessian`: of shape (episodes, points, d), its diagonal; what lies beside it is taken for zero, which is exact for
+      a loss that is a sum over coordinates and biases the weights otherwise. None: in one dimension, with exact
+      gradients, secants along the path serve (an error elsewhere).
+    - `step_size`, `inverse_temperature`: one number, or one for each episode where several learners were recorded.
+    - `times`: as in `observe`, multiples of every step size; or `steps`, the same numbers of steps for all episodes.
+    - `lengths` (episodes,): the number of steps each episode really made, if they differ: later rows are ignored,
+      whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends an episode must
+      not depend on its path: integration by parts does not hold given an event of the noise (see `Recording`).
+    - `scheme`: as in `observe`.
     """
-    x, gradient, hessian = (
-        float_array("x", x),
-        float_array("gradient", gradient),
-        float_array("hessian", hessian),
-    )
+    x, gradient = float_array("x", x), float_array("gradient", gradient)
+    hessian = None if hessian is None else float_array("hessian", hessian)
     check_shape("x", x, (None, None, None))
-    episodes, points, dim = x.shape
+    episodes, points, _ = x.shape
     check_shape("gradient", gradient, x.shape)
-    check_shape("hessian", hessian, (*x.shape, dim))
-    check_positive("step_size", step_size)
-    check_positive("inverse_temperature", inverse_temperature)
-    stops = steps_at(times, step_size)
-    if stops[-1] >= points:
-        last = (points - 1) * float(step_size)
-        raise ValueError(
-            f"times must lie inside the recorded paths, which end at {last}, got {stops[-1] * float(step_size)}"
-        )
+    epsilon = per_episode("step_size", step_size, episodes, x.dtype)
+    beta = per_episode("inverse_temperature", inverse_temperature, episodes, x.dtype)
+    stops = stops_of(times, steps, step_size, episodes, points)
     lengths = jnp.full(episodes, points - 1, jnp.int32) if lengths is None else jnp.asarray(lengths)
     check_shape("lengths", lengths, (episodes,))
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -162,27 +190,32 @@ def samples_from_paths(
         raise ValueError(
             f"lengths must be between 0 and {points - 1} steps, got {np.min(lengths)} to {np.max(lengths)}"
         )
+    hessian = full_hessians(hessian, x, gradient, lengths)
     seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
     _check_finite({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
-    epsilon, beta = (jnp.full(episodes, jnp.asarray(v, x.dtype)) for v in (step_size, inverse_temperature))
     paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
     if scheme is None:
-        pilot = jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths)
-        scheme = Canonical() if dim <= _CANONICAL_UP_TO else _tuned(pilot)
-    samples = _weigh_at(paths, floats_to_arrays(scheme, x.dtype), stops)
+        scheme = default_scheme(paths)
+    samples = _weigh_at(paths, floats_to_arrays(scheme, x.dtype), jnp.asarray(stops))
     check_fine_enough(samples.weight, samples.observed, scheme)
     return samples
 
 
+def default_scheme(paths: Path) -> Scheme:
+    """`Canonical()` up to five dimensions; beyond, `Windowed` at the rate that is best on the first 256 of `paths`."""
+    if paths.x.shape[-1] <= _CANONICAL_UP_TO:
+        return Canonical()
+    return _tuned(jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths))
+
+
 @eqx.filter_jit
-def _weigh_at(paths: Path, scheme: Scheme, stops: tuple[int, ...]) -> Samples:
-    at = jnp.asarray(stops, paths.length.dtype)
+def _weigh_at(paths: Path, scheme: Scheme, stops: Int[Array, "episodes times"]) -> Samples:
+    def episode(path: Path, at: Int[Array, " times"]) -> tuple[Array, ...]:
+        row = jnp.minimum(at, path.num_steps)
+        point = Point(path.x[row], path.gradient[row], path.hessian[row])
+        return _masked(point, weigh(path, scheme)[row], at <= path.length)
 
-    def episode(path: Path) -> tuple[Array, ...]:
-        point = Point(path.x[at], path.gradient[at], path.hessian[at])
-        return _masked(point, weigh(path, scheme)[at], at <= path.length)
-
-    return Samples(*jax.vmap(episode)(paths))
+    return Samples(*jax.vmap(episode)(paths, stops))
 
 
 def _masked(point: Point, weight: Array, observed: Bool[Array, " times"]) -> tuple[Array, ...]:
@@ -192,11 +225,6 @@ def _masked(point: Point, weight: Array, observed: Bool[Array, " times"]) -> tup
         return jnp.where(observed.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.nan)
 
     return (*map(mask, point), mask(weight), observed)
-
-
-def _pilot_paths(key: Key, learner: ForwardLearner, num_episodes: int, num_steps: int) -> Path:
-    keys = jax.random.split(key, num_episodes)[:_PILOT_EPISODES]
-    return eqx.filter_jit(jax.vmap(lambda k: simulate(k, learner, num_steps)))(keys)
 
 
 def _tuned(pilot: Path) -> Windowed:
@@ -222,9 +250,14 @@ def check_samples(samples: Samples, *, at_least: int = 2) -> None:
     """Refuse samples that no estimator can use: too few episodes, or non-finite observed values."""
     if samples.num_episodes < at_least:
         raise ValueError(f"samples must hold at least {at_least} episodes, got {samples.num_episodes}")
-    names = ("x", "gradient", "hessian", "weight")
-    _check_finite({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")
+    check_finite(samples)
     if is_concrete(samples.observed):
         seen = int(np.count_nonzero(np.asarray(samples.observed).any(1)))
         if seen < at_least:
             raise ValueError(f"samples must hold at least {at_least} episodes with an observed point, got {seen}")
+
+
+def check_finite(samples: Samples) -> None:
+    """Refuse samples with an observed value that is not finite."""
+    names = ("x", "gradient", "hessian", "weight")
+    _check_finite({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")

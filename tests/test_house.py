@@ -22,8 +22,8 @@ AUTODIFF_MODULES = {"jax.experimental.jet", "jax.interpreters.ad", "jax._src.int
 
 # A module imports only modules of an earlier row; those of one row stand side by side.
 ORDER = (
-    ("potentials",), ("forward",), ("weights",), ("observe",), ("localize",), ("conditional",),
-    ("fields", "kernel"), ("langevin",), ("recovery",),
+    ("potentials",), ("forward",), ("weights",), ("observe",), ("recording",), ("localize", "consistency"),
+    ("conditional",), ("fields", "kernel"), ("langevin", "accumulate"), ("recovery",),
     ("diagnostics", "plots", "io", "distributed", "wiener"),
     ("cli",),
 )  # fmt: skip

@@ -370,9 +370,20 @@ BAD = {
     r"gradient must have shape \(6, 9, 2\), got \(6, 8, 2\)": lambda: weigh_recorded(
         gradient=recorded().gradient[:, 1:]
     ),
-    r"hessian must have shape \(6, 9, 2, 2\), got \(6, 9, 2\)": lambda: weigh_recorded(
-        hessian=recorded().hessian[..., 0]
+    r"hessian must have shape \(6, 9, 2, 2\), got \(6, 9, 1, 2\)": lambda: weigh_recorded(
+        hessian=recorded().hessian[..., :1, :]
     ),
+    r"hessian must have shape \(6, 9, 2\), got \(6, 9, 1\)": lambda: weigh_recorded(
+        hessian=recorded().hessian[..., 0, :1]
+    ),
+    r"hessian must be given in 2 dimensions.*diagonal.*model.*finite differences": lambda: weigh_recorded(hessian=None),
+    r"step_size must have shape \(6\), got \(2,\)": lambda: weigh_recorded(step_size=[0.02, 0.02]),
+    r"give either times or steps, got times=None and steps=None": lambda: weigh_recorded(times=None),
+    r"give either times or steps, got times=\(0\.06, 0\.16\) and steps=3": lambda: weigh_recorded(steps=3),
+    r"steps must lie inside the recorded paths, of 8 steps, got 9": lambda: weigh_recorded(times=None, steps=[1, 9]),
+    r"steps must be strictly increasing, got \[3, 3\]": lambda: weigh_recorded(times=None, steps=[3, 3]),
+    r"steps must be a whole number, at least 1, got 0": lambda: weigh_recorded(times=None, steps=0),
+    r"steps must be a whole number, at least 1, got 1\.5": lambda: weigh_recorded(times=None, steps=[1.5]),
     r"x must hold real numbers, got dtype complex": lambda: weigh_recorded(x=recorded().x.astype(complex)),
     r"x must be an array of numbers, got str": lambda: weigh_recorded(x="path"),
     r"step_size must be positive and finite, got -0\.02": lambda: weigh_recorded(step_size=-0.02),
