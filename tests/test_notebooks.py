@@ -50,11 +50,36 @@ def two_dimensions(scope):
     assert scope["loss_error"] < 0.3
 
 
+def own_trajectories(scope):
+    """A log that fits its learner, a wrong step size found out, and a loss near the one descended."""
+    assert scope["report"].ok
+    assert not scope["wrong"].ok
+    assert scope["loss_error"] < 0.1
+    estimate = scope["estimates"]["malliavin_jax"]
+    z = (np.asarray(estimate.value) - scope["true_slope"])[:, 0] / np.asarray(estimate.stderr)[:, 0]
+    assert np.sqrt(np.mean(z[np.asarray(estimate.trusted)] ** 2)) < 3
+
+
+def conditional_expectations(scope):
+    """Closed forms within the error bars, a derivative too; and the singular u has the heavier tail."""
+    for estimate, truth in (
+        (scope["estimate"], scope["slope"] * scope["levels"]),
+        (scope["value"], scope["black_scholes"]),
+    ):
+        z = (np.asarray(estimate.value)[:, 0] - np.asarray(truth)) / np.asarray(estimate.stderr)[:, 0]
+        assert np.max(np.abs(z)) < 5
+    assert abs(scope["delta"] - scope["true_delta"]) < 4 * scope["delta_stderr"] + 0.02  # Euler's steps are few
+    assert np.mean(np.square(scope["singular"].weight)) > np.mean(np.square(scope["sample"].weight))
+    assert scope["caught"]
+
+
 SHOWS = {
     "01_quickstart": quickstart,
     "02_paper": paper,
     "03_kernel_vs_malliavin": kernel,
     "04_two_dimensions": two_dimensions,
+    "05_your_own_trajectories": own_trajectories,
+    "06_conditional_expectations": conditional_expectations,
 }
 
 
