@@ -2,6 +2,7 @@
 
 from . import (
     diagnostics as diagnostics,
+    distributed as distributed,
     io as io,
     kernel as kernel,
     potentials as potentials,
@@ -45,7 +46,13 @@ from .localize import (
     Heaviside as Heaviside,
     Laplace as Laplace,
 )
-from .observe import Samples as Samples, observe as observe, samples_from_paths as samples_from_paths
+from .observe import (
+    Samples as Samples,
+    Weighed as Weighed,
+    observe as observe,
+    observe_weights as observe_weights,
+    samples_from_paths as samples_from_paths,
+)
 from .potentials import Polynomial as Polynomial, Potential as Potential
 from .recording import Recording as Recording, split_log as split_log
 from .recovery import (

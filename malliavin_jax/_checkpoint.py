@@ -108,8 +108,8 @@ def save(path: Path, configuration: dict[str, str], trees: dict[str, Any]) -> No
             os.close(directory)
 
 
-def load(path: Path, configuration: dict[str, str], names: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
-    """The leaves of each named tree in the checkpoint at `path`, which must be of this configuration."""
+def read(path: Path, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, list[np.ndarray]]]:
+    """The configuration in the file at `path`, and the leaves of each named tree."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             written = dict(json.loads(str(stored[_CONFIGURATION])))
@@ -120,6 +120,12 @@ def load(path: Path, configuration: dict[str, str], names: tuple[str, ...]) -> d
             f"checkpoint {path} cannot be read: truncated, damaged or not a checkpoint ({error}). "
             "It was left as it is; move it away to start again"
         ) from error
+    return written, trees
+
+
+def load(path: Path, configuration: dict[str, str], names: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
+    """The leaves of each named tree in the checkpoint at `path`, which must be of this configuration."""
+    written, trees = read(path, names)
     if written != configuration:
         differs = [name for name in configuration if written.get(name) != configuration[name]]
         raise ValueError(

@@ -12,8 +12,20 @@ from jaxtyping import Array
 
 
 def is_concrete(*values: Any) -> bool:
-    """Whether every leaf has a value now, rather than being traced by `jit`, `vmap` or `grad`."""
-    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+    """Whether every leaf has a value now and here.
+
+    What `jit`, `vmap` or `grad` trace has none now; what is split over the devices of several processes, none here.
+    """
+    return not is_traced(*values) and not any(map(_is_elsewhere, jax.tree.leaves(values)))
+
+
+def _is_elsewhere(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+def is_traced(*values: Any) -> bool:
+    """Whether a leaf is traced, and so has no value yet."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
 def check_positive(name: str, value: Any) -> None:

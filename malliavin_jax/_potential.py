@@ -2,6 +2,7 @@
 
 import abc
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -30,6 +31,15 @@ class AbstractPotential(eqx.Module):
     @abc.abstractmethod
     def hessian(self, x: Vector) -> Matrix:
         """∇²L(x), symmetric."""
+
+
+class Static(eqx.Module):
+    """A plain function made part of the tree's structure, so that `jax.jit` and `jax.vmap` take it along."""
+
+    function: Callable = eqx.field(static=True)
+
+    def __call__(self, *arguments: Array) -> Array:
+        return self.function(*arguments)
 
 
 class AbstractMinibatchPotential(AbstractPotential):

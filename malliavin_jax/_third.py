@@ -13,12 +13,13 @@ The divergence behind a weight needs ∂³L. `third` says where from:
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from . import _tensor
+from ._matrix_free import HessianProduct
 from ._tensor import Tensor, unroll
 from ._types import Vector
 from .forward import Transition
@@ -32,8 +33,14 @@ def check_third(third: Third) -> None:
 
 
 def jacobian(transition: Transition) -> Tensor:
+    if isinstance(transition.before.hessian, HessianProduct):
+        raise ValueError("the potential offers Hessian-vector products only: weigh by Windowed(rate, neumann=m)")
     scaled = unroll(transition.step_size * transition.before.hessian)
     return _tensor.eye(scaled) - scaled
+
+
+def apply(hessian: Any, vector: Tensor) -> Tensor:
+    return unroll(hessian @ _tensor.roll(vector))
 
 
 def scaled_noise(transition: Transition) -> Tensor:
@@ -53,6 +60,10 @@ def rank_one(third: str, transition: Transition) -> tuple[Tensor, Tensor]:
 
 def trace_term(third: str, transition: Transition) -> Tensor:
     """ε times the gradient of the Laplacian of L, from what is observed."""
+    if third == "covariation" and isinstance(transition.before.hessian, HessianProduct):
+        noise = scaled_noise(transition)
+        change = apply(transition.after.hessian, noise) - apply(transition.before.hessian, noise)
+        return _tensor.scale(change, transition.step_size)
     if third == "covariation":
         change, noise = rank_one(third, transition)
         return change @ noise

@@ -1,5 +1,6 @@
 """Weights by a window in time: the inverse Jacobian of the path, weighed late (or, as in the paper, evenly)."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -7,9 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from . import _tensor
+from ._matrix_free import HessianProduct
 from ._misc import check_count, check_nonnegative
 from ._tensor import Leaves, Tensor, unroll
-from ._third import Third, check_third, jacobian, scaled_noise, trace_term
+from ._third import Third, apply, check_third, jacobian, scaled_noise, trace_term
 from ._types import Scalar, Vector
 from .forward import Transition
 
@@ -122,7 +124,10 @@ def _window_step(
     """V ← M⁻¹ decay (V − c b) + gain ξ/σ,  c ← decay c + gain."""
     V, c = _tensor.unpack(state.V, 1), state.c
     # M_0 has nothing to carry, V and c being 0 there: a start far out, where εH_0 ≥ 1, does no harm.
-    hessian = jnp.where(state.k == 0, 0, transition.before.hessian)
+    hessian = transition.before.hessian
+    if isinstance(hessian, HessianProduct):
+        return _matrix_free_step(state, transition, hessian, third, decay=decay, gain=gain, neumann=neumann)
+    hessian = jnp.where(state.k == 0, 0, hessian)
     M = jacobian(transition._replace(before=transition.before._replace(hessian=hessian)))
     if callable(third):
         T = unroll(transition.step_size * third(transition.before.x))
@@ -136,16 +141,40 @@ def _window_step(
     elif neumann is None:
         V = _tensor.solve_positive(M, V)
     else:
-        V = _neumann(M, V, neumann)
+        V = _neumann(lambda v: v - M @ v, V, neumann)
     V = V + _tensor.scale(scaled_noise(transition), gain)
     return WindowState(_tensor.pack(V), decay * c + gain, state.k + 1)
 
 
-def _neumann(M: Tensor, V: Tensor, terms: int) -> Tensor:
-    """Σ_{j ≤ terms} (I − M)^j V, NaN where the terms grow instead of shrinking."""
+def _matrix_free_step(
+    state: WindowState,
+    transition: Transition,
+    hessian: HessianProduct,
+    third: Third,
+    *,
+    decay: Any,
+    gain: Any,
+    neumann: int | None,
+) -> WindowState:
+    """`_window_step` by Hessian-vector products alone."""
+    if third != "covariation" or neumann is None:
+        raise ValueError(
+            "the potential offers Hessian-vector products only: weigh by Windowed(rate, neumann=m) with "
+            f"third='covariation', got neumann={neumann} and third={third!r}"
+        )
+    V, c = _tensor.unpack(state.V, 1), state.c
+    V = _tensor.scale(V - _tensor.scale(trace_term("covariation", transition), c), decay)
+    step_size = jnp.where(state.k == 0, 0, transition.step_size)
+    V = _neumann(lambda v: _tensor.scale(apply(hessian, v), step_size), V, neumann)
+    V = V + _tensor.scale(scaled_noise(transition), gain)
+    return WindowState(_tensor.pack(V), decay * c + gain, state.k + 1)
+
+
+def _neumann(times_step: Callable[[Tensor], Tensor], V: Tensor, terms: int) -> Tensor:
+    """Σ_{j ≤ terms} (εH)^j V with εH v = `times_step(v)`, NaN where the terms grow instead of shrinking."""
     total = term = V
     for _ in range(terms):
-        term = term - M @ term
+        term = times_step(term)
         total = total + term
     return _tensor.scale(total, jnp.where((term * term).sum() <= (V * V).sum(), 1.0, jnp.nan))
 

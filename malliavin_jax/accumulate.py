@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from . import _checkpoint
+from . import _checkpoint, _mesh
 from ._misc import check_count, check_shape, float_array, floats_to_arrays, is_concrete, steps_at
 from ._select import make_fold
 from ._types import Key, Scalar, Vector
@@ -154,9 +154,12 @@ def two_sum(total: Any, rest: Any, term: Any) -> tuple[Any, Any]:
 def _add(accumulator: Accumulator, samples: Samples, episodes: Array) -> Accumulator:
     """Add `samples`, in which `episodes` count (a simulated chunk may be filled up with unobserved ones)."""
     bank = make_fold(samples, accumulator.control).bank
-    sums = lax.map(
-        lambda alpha: localized_sums(bank, alpha, accumulator.localizer), accumulator.alphas, batch_size=_ALPHAS
-    )
+
+    def at(alpha: Vector) -> Sums:
+        return localized_sums(bank, alpha, accumulator.localizer)
+
+    few = accumulator.alphas.shape[0] <= _ALPHAS
+    sums = jax.vmap(at)(accumulator.alphas) if few else lax.map(at, accumulator.alphas, batch_size=_ALPHAS)
     points = jnp.sum(samples.observed, dtype=jnp.int32)
     dtype, zero = accumulator.alphas.dtype, jax.tree.map(jnp.zeros_like, sums)
     # A whole number of more than 24 bits does not fit in a float32: its upper and its lower bits are added apart.
@@ -251,7 +254,8 @@ def observe_and_accumulate(
             f"alphas must be {dtype} in {dim} dimensions, as the learner's states are, "
             f"got {accumulator.alphas.dtype} in {accumulator.alphas.shape[1]}"
         )
-    stops, size = steps_at(times, learner.step_size), min(size, num_episodes)
+    stops, devices = steps_at(times, learner.step_size), _mesh.parts()
+    size = -(-min(size, num_episodes) // devices) * devices  # the surplus, if any, is not counted
     learner = floats_to_arrays(learner, dtype)
     weighing: Scheme = floats_to_arrays(choose_scheme(key, learner, scheme, num_episodes, stops[-1]), dtype)
     run = dict(key=key, learner=learner, scheme=weighing, times=stops)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from . import _mesh
 from ._misc import check_positive, check_shape
 from ._types import Flag, Scalar, Vector
 from .localize import Localizer
@@ -77,7 +78,17 @@ class Sums(NamedTuple):
 
 def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
     """A bank with zeros in place of what was not observed (a zero times a mask is zero; a NaN is not)."""
-    episodes, times, _ = samples.x.shape
+    arrays = samples.x, samples.weight, values, jacobians, samples.observed
+    episodes, devices = samples.num_episodes, _mesh.parts()
+    if devices == 1:
+        return Bank(*_tiled(*arrays), episodes=episodes)
+    # Each device makes chunks of its own episodes; unobserved ones fill up the last device.
+    full = [jnp.pad(array, [(0, -episodes % devices)] + [(0, 0)] * (array.ndim - 1)) for array in arrays]
+    return Bank(*_mesh.by_device(_tiled, *full), episodes=episodes)
+
+
+def _tiled(x: Array, weight: Array, values: Array, jacobians: Array, observed: Array) -> tuple[Array, ...]:
+    episodes, times, _ = x.shape
     chunks = -(-episodes // max(1, CHUNK // times))
     size = -(-episodes // chunks)
 
@@ -87,11 +98,10 @@ def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
         return jnp.moveaxis(split, (1, 2), (-1, -2))
 
     def clean(array: Array) -> Array:
-        seen = samples.observed.reshape(*samples.observed.shape, *(1,) * (array.ndim - 2))
+        seen = observed.reshape(*observed.shape, *(1,) * (array.ndim - 2))
         return tiles(jnp.where(seen, array, 0))
 
-    points = clean(samples.x), clean(samples.weight), clean(values), clean(jacobians)
-    return Bank(*points, tiles(samples.observed), episodes)
+    return clean(x), clean(weight), clean(values), clean(jacobians), tiles(observed)
 
 
 def episode_terms(part: Bank, alpha: Vector, localizer: Localizer) -> tuple[list[Array], Array]:
@@ -138,6 +148,9 @@ def localized_sums(bank: Bank, alpha: Vector, localizer: Localizer) -> Sums:
 
 def sum_over_chunks(function: Callable[[Bank], Any], bank: Bank) -> Any:
     """Σ of `function(part)` over the chunks of `bank`."""
+    devices = _mesh.parts()
+    if devices > 1 and bank.x.shape[0] % devices == 0:
+        return _mesh.total_over_devices(lambda bank: sum_over_chunks(function, bank), bank)
 
     def chunk(index: Array) -> Bank:
         return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), bank)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from . import _mesh
 from ._misc import check_count, check_shape, floats_to_arrays, steps_at
 from ._select import Fold, add_sums, choose_localizer, fold_sums, make_fold
 from ._sorted import SortedBank, sort_bank
@@ -92,7 +93,7 @@ class MalliavinField(eqx.Module):
             localizer = choice.localizer
         self.folds, self.localizer = folds, localizer
         self.sorted = None
-        if isinstance(localizer, Laplace) and samples.dim == 1:
+        if isinstance(localizer, Laplace) and samples.dim == 1 and not _mesh.is_split(samples):  # no sorting across
             self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)
         self.tail = make_tail(samples)
         self.low, self.high = bounds(samples)
@@ -258,12 +259,23 @@ def _guarded(
 
 def _cross_fitted(samples: Samples) -> tuple[Fold, ...]:
     """Even and odd episodes, each with the polynomial fitted to the other: θ never sees the points it corrects."""
-    halves = [jax.tree.map(lambda leaf, i=i: leaf[i::2], samples) for i in (0, 1)]
+    halves = [_every_other(samples, i) for i in (0, 1)]
     rows = halves[1].x.shape[0] * samples.num_times * samples.dim
     degree = _DEGREE
     while degree > 2 and num_terms(samples.dim, degree) * _ROWS_PER_TERM > rows:
         degree -= 2
     return tuple(make_fold(half, _fit(other, degree)) for half, other in zip(halves, halves[::-1], strict=True))
+
+
+@eqx.filter_jit
+def _every_other(samples: Samples, first: int) -> Samples:
+    def half(samples: Samples) -> Samples:
+        return jax.tree.map(lambda leaf: leaf[first::2], samples)
+
+    devices = _mesh.parts()
+    if devices > 1 and samples.num_episodes % (2 * devices) == 0:
+        return _mesh.by_device(half, samples)
+    return half(samples)
 
 
 @eqx.filter_jit

@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from . import _noise, _tensor
+from ._matrix_free import MatrixFree
 from ._misc import check_count, check_nonnegative, check_positive, is_concrete, is_static_zero
 from ._types import Key, Matrix, Scalar, Vector
 from .potentials import AbstractMinibatchPotential, AbstractPotential
@@ -109,6 +110,11 @@ def initial_shape(learner: ForwardLearner) -> tuple[int, Any]:
     return spec.shape[0], spec.dtype
 
 
+def check_matrix(learner: ForwardLearner) -> None:
+    if isinstance(learner.potential, MatrixFree):
+        raise ValueError("potential must offer its Hessian, not products with it, to store it: see observe_weights")
+
+
 def march(
     key: Key,
     learner: ForwardLearner,
@@ -158,15 +164,18 @@ def march(
     minibatch = isinstance(learner.potential, AbstractMinibatchPotential)
     # A one-dimensional gradient and Hessian without noise cost less to compute again than to carry through memory.
     slim = dim == 1 and not minibatch and is_static_zero(learner.gradient_noise)
+    matrix_free = isinstance(learner.potential, MatrixFree)  # its Hessian is made of x anew, for nothing
 
     def strip(carry: _Carry) -> Any:
-        kept = (carry.point.x,) if slim else carry.point
+        kept = (carry.point.x,) if slim else carry.point[:2] if matrix_free else carry.point
         return carry._replace(point=tuple(_tensor.pack(_tensor.unroll(leaf)) for leaf in kept))
 
     def restore(carry: Any) -> _Carry:
         x, *rest = (
             _tensor.roll(_tensor.unpack(leaf, rank)) for leaf, rank in zip(carry.point, (1, 1, 2), strict=False)
         )
+        if matrix_free and not slim:
+            rest.append(learner.potential.hessian(x))
         return carry._replace(point=_point_at(learner, x, None, None) if slim else Point(x, *rest))
 
     def one_block(carry: Any, block: Array) -> tuple[Any, None]:
@@ -192,15 +201,17 @@ def march(
     zero = jnp.asarray(0)
     first = seen_at(x, draw(_noise.FIRST, zero), _noise.FIRST, zero, 0)
     carry, start, outputs = _Carry(first, init(first), draw(_noise.LATER, zero)), 0, []
+    carry = strip(carry) if matrix_free else carry
     for gap, repeats in _runs(stops):
         # A gap that is no multiple of the block changes the phase from stop to stop: a few stops then make a period.
         stops_per_period = width // math.gcd(gap, width)
 
         def period(carry, base, *, gap=gap, count=stops_per_period, phase=start % width):
-            read_out = []
+            carry, read_out = restore(carry) if matrix_free else carry, []
             for offset in range(phase, phase + count * gap, gap):
                 carry = segment(carry, base + offset // width, offset % width, gap)
                 read_out.append(read(carry.point, carry.state))
+            carry = strip(carry) if matrix_free else carry
             return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *read_out)
 
         periods, rest = divmod(repeats, stops_per_period)
@@ -251,6 +262,7 @@ def simulate(key: Key, learner: ForwardLearner, num_steps: int) -> Path:
     """
     num_steps = check_count("num_steps", num_steps)
     initial_shape(learner)
+    check_matrix(learner)
     first, points, length = march(
         key,
         learner,

@@ -1,6 +1,6 @@
 """Observed points with their Malliavin weights: the hub that the estimators consume."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,18 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from . import _mesh
+from ._mesh import array_module
 from ._misc import (
     check_count,
     check_shape,
     float_array,
     floats_to_arrays,
     is_concrete,
+    is_traced,
     steps_at,
 )
 from ._pilot import best_rate
 from ._recorded import full_hessians, per_episode, stops_of
 from ._types import Key
-from .forward import ForwardLearner, Path, Point, initial_shape, march, simulate
+from .forward import ForwardLearner, Path, Point, check_matrix, initial_shape, march, simulate
 from .weights import Canonical, Scheme, Windowed, check_fine_enough, weigh
 
 _CANONICAL_UP_TO = 5  # beyond, its O(d⁴) step costs more than its smaller variance gains
@@ -144,7 +147,69 @@ def observe_steps(
         )
         return _masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
 
-    return Samples(*jax.vmap(episode)(episode_keys(key, first, num_episodes)))
+    check_matrix(learner)
+    return Samples(*_over_episodes(episode, key, first, num_episodes))
+
+
+def _over_episodes(episode: Callable[[Key], Any], key: Key, first: Array | int, num_episodes: int) -> Any:
+    """`episode` of each key, on the devices of the mesh in force."""
+    keys, devices = episode_keys(key, first, num_episodes), _mesh.parts()
+    if devices == 1:
+        return jax.vmap(episode)(keys)
+    if num_episodes % devices:
+        raise ValueError(f"num_episodes must be a multiple of the mesh's {devices} devices, got {num_episodes}")
+    return _mesh.by_device(jax.vmap(episode), keys)
+
+
+class Weighed(eqx.Module):
+    """Positions, gradients and weights as in `Samples`, without Hessians: memory is O(d) a point."""
+
+    x: Float[Array, "episodes times d"]
+    gradient: Float[Array, "episodes times d"]
+    weight: Float[Array, "episodes times d"]
+    observed: Bool[Array, "episodes times"]
+
+
+def observe_weights(
+    key: Key,
+    learner: ForwardLearner,
+    *,
+    num_episodes: int,
+    times: Sequence[float] | Float[Any, " times"] | float,
+    scheme: Scheme,
+) -> Weighed:
+    """The episodes of `observe` without their Hessians, for dimensions in which no d × d array is wanted.
+
+    With a `potentials.MatrixFree` loss and `Windowed(rate, neumann=m)` nothing larger than (d,) is made for an episode.
+    """
+    num_episodes = check_count("num_episodes", num_episodes)
+    _, dtype = initial_shape(learner)
+    stops = steps_at(times, learner.step_size)
+    weighing: Scheme = floats_to_arrays(scheme, dtype)
+    weighed = weights_at_steps(key, floats_to_arrays(learner, dtype), weighing, num_episodes, stops)
+    check_fine_enough(weighed.weight, weighed.observed, weighing)
+    return weighed
+
+
+@eqx.filter_jit
+def weights_at_steps(
+    key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]
+) -> Weighed:
+    """`observe_weights` in steps, checked and converted already."""
+
+    def episode(key: Key) -> Any:
+        _, read, length = march(
+            key,
+            learner,
+            stops,
+            init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
+            step=scheme.step,
+            read=lambda point, state: (point.x, point.gradient, scheme.weight(state)),
+        )
+        observed = jnp.asarray(stops, length.dtype) <= length
+        return *(jnp.where(observed[:, None], leaf, jnp.nan) for leaf in read), observed
+
+    return Weighed(*_over_episodes(episode, key, 0, num_episodes))
 
 
 def samples_from_paths(
@@ -233,16 +298,18 @@ def _tuned(pilot: Path) -> Windowed:
 
 def _check_finite(arrays: dict[str, Array], where: Array, axis: str) -> None:
     """Name the first value that is not finite among those that count."""
-    if not is_concrete(arrays, where):
+    if is_traced(arrays, where):
         return
-    counts = np.asarray(where)
+    xp = array_module(arrays, where)
+    counts = xp.asarray(where)
     for name, array in arrays.items():
-        finite = np.isfinite(np.asarray(array)).reshape(*counts.shape, -1).all(-1)
-        bad = np.argwhere(counts & ~finite)
-        if len(bad):
+        bad = counts & ~xp.isfinite(xp.asarray(array)).reshape(*counts.shape, -1).all(-1)
+        number = int(xp.count_nonzero(bad))
+        if number:
+            first = xp.unravel_index(xp.argmax(bad), bad.shape)
             raise ValueError(
-                f"{name} must be finite where observed; first bad value at episode {bad[0][0]}, {axis} {bad[0][1]} "
-                f"({len(bad)} in all)"
+                f"{name} must be finite where observed; first bad value at episode {first[0]}, {axis} {first[1]} "
+                f"({number} in all)"
             )
 
 
@@ -251,8 +318,9 @@ def check_samples(samples: Samples, *, at_least: int = 2) -> None:
     if samples.num_episodes < at_least:
         raise ValueError(f"samples must hold at least {at_least} episodes, got {samples.num_episodes}")
     check_finite(samples)
-    if is_concrete(samples.observed):
-        seen = int(np.count_nonzero(np.asarray(samples.observed).any(1)))
+    if not is_traced(samples.observed):
+        xp = array_module(samples.observed)
+        seen = int(xp.count_nonzero(xp.asarray(samples.observed).any(1)))
         if seen < at_least:
             raise ValueError(f"samples must hold at least {at_least} episodes with an observed point, got {seen}")
 

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from ._matrix_free import MatrixFree as MatrixFree
 from ._misc import check_positive, check_shape, float_array
 from ._polynomial import all_exponents, check_exponents, derivatives, fit_derivatives, num_terms as num_terms
 from ._potential import (
     AbstractMinibatchPotential as AbstractMinibatchPotential,
     AbstractPotential as AbstractPotential,
+    Static,
     check_finite,
     check_parameter,
     check_symmetric,
@@ -22,15 +24,6 @@ from ._potential import (
 )
 from ._statistical import GaussianMixture as GaussianMixture, LogisticRegression as LogisticRegression
 from ._types import Matrix, Scalar, Vector
-
-
-class _Static(eqx.Module):
-    """A plain function made part of the tree's structure, so that `jax.jit` and `jax.vmap` take it along."""
-
-    function: Callable = eqx.field(static=True)
-
-    def __call__(self, x: Vector) -> Array:
-        return self.function(x)
 
 
 class Potential(AbstractPotential):
@@ -50,7 +43,7 @@ class Potential(AbstractPotential):
             if not callable(function):
                 raise ValueError(f"{name} must be callable, got {function!r}")
             is_plain = jax.tree_util.all_leaves([function])
-            setattr(self, f"_{name}", _Static(function) if is_plain else function)
+            setattr(self, f"_{name}", Static(function) if is_plain else function)
 
     def value(self, x: Vector) -> Scalar:
         return self._value(x)

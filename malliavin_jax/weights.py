@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from . import _tensor
-from ._misc import is_concrete
+from ._mesh import array_module
+from ._misc import is_traced
 from ._tensor import Leaves, unroll
 from ._third import Third as Third, check_third, jacobian, rank_one, scaled_noise, trace_term
 from ._types import Vector
@@ -131,13 +131,14 @@ def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
 
 def check_fine_enough(weight: Array, observed: Array, scheme: Scheme) -> None:
     """Raise where a window scheme met a step with εH ≥ 1 (silent while tracing: the weight is NaN then)."""
-    if not is_concrete(weight, observed):
+    if is_traced(weight, observed):
         return
-    seen = np.asarray(observed)  # NumPy: inside another function's jit these concrete values stay concrete
-    bad = np.count_nonzero(seen & ~np.isfinite(np.asarray(weight)).all(-1))
+    xp = array_module(weight, observed)  # NumPy: inside another function's jit these concrete values stay concrete
+    seen = xp.asarray(observed)
+    bad = int(xp.count_nonzero(seen & ~xp.isfinite(xp.asarray(weight)).all(-1)))
     if bad:
         raise ValueError(
             f"the chain is too coarse for {type(scheme).__name__}: I − εH was not positive definite before "
-            f"{bad} of {np.count_nonzero(seen)} weights (or the path itself is not finite); "
+            f"{bad} of {xp.count_nonzero(seen)} weights (or the path itself is not finite); "
             "use Canonical(), or a learner with a smaller step_size"
         )
