@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -82,7 +83,7 @@ def shapes(diffusion: Diffusion) -> tuple[int, int, Any]:
         raise ValueError(f"initial must have shape (d,), got {getattr(start, 'shape', start)}")
     if not jnp.issubdtype(start.dtype, jnp.floating):
         raise ValueError(f"initial must hold floating-point numbers, got dtype {start.dtype}")
-    if not callable(diffusion.initial) and is_concrete(diffusion.initial) and not jnp.isfinite(diffusion.initial).all():
+    if not callable(diffusion.initial) and is_concrete(diffusion.initial) and not np.isfinite(diffusion.initial).all():
         raise ValueError(f"initial must be finite, got {diffusion.initial}")
     time = jax.ShapeDtypeStruct((), start.dtype)
     for name, expected in (("drift", start.shape), ("diffusion", (*start.shape, None))):

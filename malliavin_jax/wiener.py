@@ -43,7 +43,7 @@ from ._skorohod import (
     skorohod as skorohod,
     supplied_weight,
 )
-from ._types import Key
+from ._types import Key, Scalar
 from .conditional import Estimate, conditional_expectation as from_samples, make_bank
 from .localize import AbstractLocalizer
 from .observe import Samples
@@ -87,7 +87,7 @@ def weigh(
       everywhere differentiable in the noise (a payoff with a kink is, an indicator is not). A jump breaks integration
       by parts; where E[ℓS] = E⟨Dℓ, u⟩ or E[gS] = 1 fails beyond five standard errors, a warning says so.
     - `integrand`: u. "canonical" is Dg/‖Dg‖²; "reciprocal" is 1/(T D_t g), refused where Dg vanishes and called out
-      where one step carries so much of ‖u‖² that the norm must diverge as the steps are refined; a function of the
+      where one step carries so much of ‖u‖² that the norm seems to diverge as the steps are refined; a function of the
       trajectory is any other u, of the shape (steps, noises) of the increments, refused unless ⟨Dg, u⟩ = 1.
     - `probes`: None takes the divergence in S(u) exactly, at a cost of steps × noises passes over the path; a number
       estimates it from as many passes, without bias, and the added noise appears in the standard errors.
@@ -109,7 +109,7 @@ def weigh(
     weighed, unit, share = _weigh(
         key, floats_to_arrays(diffusion, dtype), ell, g, num_paths, integrand, probes, chunk_size
     )
-    return _checked(weighed, unit, share, integrand)
+    return _checked(weighed, unit, share, integrand, max(_CONCENTRATED, 4 / diffusion.num_steps))
 
 
 def conditional_expectation(
@@ -127,8 +127,13 @@ def conditional_expectation(
     alpha = jnp.asarray(level, weighed.g.dtype)
     if alpha.ndim != 0:
         raise ValueError(f"level must be one number (vmap over several), got shape {alpha.shape}")
+    return _estimate(weighed, alpha, localizer)
+
+
+@eqx.filter_jit
+def _estimate(weighed: Weighed, level: Scalar, localizer: AbstractLocalizer) -> Estimate:
     values, jacobians = weighed.ell[:, None, :], weighed.slope[:, None, :, None]
-    return from_samples(_samples(weighed), values, jacobians, alpha[None], localizer)
+    return from_samples(_samples(weighed), values, jacobians, level[None], localizer)
 
 
 def best_localizer(weighed: Weighed) -> AbstractLocalizer:
@@ -136,6 +141,11 @@ def best_localizer(weighed: Weighed) -> AbstractLocalizer:
 
     Every length is unbiased, so nothing is traded. Components of ℓ count equally, each in units of its spread.
     """
+    return _best_localizer(weighed)
+
+
+@eqx.filter_jit
+def _best_localizer(weighed: Weighed) -> AbstractLocalizer:
     samples = _samples(weighed)
     mean, deviation = jnp.mean(weighed.ell, 0), jnp.std(weighed.ell, 0)
     scale = jnp.where(deviation > 0, deviation, 1)
@@ -202,19 +212,21 @@ def _check_functional(
         raise ValueError(f"{name} must return real numbers to be differentiated, got dtype {got.dtype}")
 
 
-def _checked(weighed: Weighed, unit: Array, share: Array, integrand: Integrand) -> Weighed:
+def _checked(weighed: Weighed, unit: Array, share: Array, integrand: Integrand, largest_share: float) -> Weighed:
     """Refuse what the theorem does not cover, and warn of what it covers badly."""
     tolerance = float(jnp.finfo(unit.dtype).eps) ** 0.4  # 5e-7 in float64, 2e-3 in float32
-    finite = jnp.isfinite(weighed.g) & jnp.isfinite(weighed.ell).all(1)
-    off = ~((jnp.abs(unit - 1) <= tolerance) & jnp.isfinite(weighed.weight))  # NaN is off too
-    if not is_concrete(weighed, unit, share):
+    xp: Any = np if is_concrete(weighed, unit, share) else jnp  # NumPy has nothing to compile
+    g, ell, weight = (xp.asarray(leaf) for leaf in (weighed.g, weighed.ell, weighed.weight))
+    finite = xp.isfinite(g) & xp.isfinite(ell).all(1)
+    off = ~((xp.abs(xp.asarray(unit) - 1) <= tolerance) & xp.isfinite(weight))  # NaN is off too
+    if xp is jnp:
         weighed = eqx.error_if(weighed, jnp.any(~finite), "g and ell must be finite on every path")
         return eqx.error_if(weighed, jnp.any(off), "the integrand u must satisfy ⟨Dg, u⟩ = 1 on every path")
     if not np.all(finite):
         worst = int(np.argmin(finite))
         raise ValueError(
-            f"g and ell must be finite, got g = {weighed.g[worst]}, ell = {weighed.ell[worst]} on path {worst} "
-            f"({np.count_nonzero(~np.asarray(finite))} of {len(finite)} paths)"
+            f"g and ell must be finite, got g = {g[worst]}, ell = {ell[worst]} on path {worst} "
+            f"({np.count_nonzero(~finite)} of {len(finite)} paths)"
         )
     if np.any(off):
         worst = int(np.argmax(np.where(np.isfinite(unit), np.abs(unit - 1), np.inf)))
@@ -228,26 +240,26 @@ def _checked(weighed: Weighed, unit: Array, share: Array, integrand: Integrand) 
             f"integrand must satisfy ⟨Dg, u⟩ = 1; the {name} one gives {unit[worst]} on path {worst} "
             f"({np.count_nonzero(off)} of {len(off)} paths are off): {why}"
         )
-    steps_share = float(np.median(share))
-    if integrand != "canonical" and steps_share > _CONCENTRATED:
+    typical = float(np.median(share))
+    if integrand != "canonical" and typical > largest_share:
         warnings.warn(
-            f"one step holds {steps_share:.0%} of ‖u‖² on the typical path: the norm of this integrand, and the "
-            "variance of S(u), grow without bound as the steps are refined; integrand='canonical' has the least norm",
+            f"one step holds {typical:.0%} of ‖u‖² on the typical path, which no process of finite norm allows as the "
+            "steps are refined: the variance of S(u) will grow without bound; integrand='canonical' has the least norm",
             RuntimeWarning,
             stacklevel=3,
         )
-    _check_duality(weighed)
+    _check_duality(g, ell, weight, np.asarray(weighed.slope))
     return weighed
 
 
-def _check_duality(weighed: Weighed) -> None:
+def _check_duality(g: np.ndarray, ell: np.ndarray, weight: np.ndarray, slope: np.ndarray) -> None:
     """Warn where E[FS] = E⟨DF, u⟩ fails for F = ℓ or g: a jump that the derivative does not see."""
-    ones = jnp.ones_like(weighed.g)[:, None]
-    values = jnp.concatenate([weighed.g[:, None], weighed.ell], 1)
-    values = values - jnp.mean(values, 0)[None]  # E[S] = 0: centring only takes noise away
-    gap = values * weighed.weight[:, None] - jnp.concatenate([ones, weighed.slope], 1)
-    error = jnp.std(gap, 0) / np.sqrt(len(ones))
-    surprise = np.asarray(jnp.mean(gap, 0) / jnp.where(error > 0, error, jnp.inf))
+    values = np.concatenate([g[:, None], ell], 1)
+    values = values - values.mean(0)  # E[S] = 0: centring only takes noise away
+    gap = values * weight[:, None] - np.concatenate([np.ones_like(g)[:, None], slope], 1)
+    # Rounding alone may be many standard errors of nothing: hence the tolerance.
+    error = gap.std(0) / np.sqrt(len(g)) + np.finfo(gap.dtype).eps * np.abs(gap).max(0)
+    surprise = gap.mean(0) / np.where(error > 0, error, np.inf)
     for index in np.flatnonzero(np.abs(surprise) > _SURPRISE):
         name, right = ("g", "1") if index == 0 else (f"ell[{index - 1}]", "E⟨Dℓ, u⟩")
         warnings.warn(
