@@ -36,7 +36,7 @@ def setting_of(name: str, value: Any, episodes: int) -> np.ndarray | None:
 
 def lengths_of(lengths: Any, episodes: int, points: int) -> np.ndarray:
     if lengths is None:
-        return np.full(episodes, points - 1, np.int64)
+        return np.broadcast_to(np.int64(points - 1), (episodes,))  # a view: no memory for each episode
     array = np.asarray(column_of("lengths", lengths)[...])
     if array.shape != (episodes,):
         raise ValueError(f"lengths must have shape ({episodes},), got {array.shape}")

@@ -81,11 +81,9 @@ def consistency(recording: Recording) -> Consistency:
     A finding is a deviation that is both significant (5 standard errors) and large enough to matter (2 % of the
     variance or of the step size, 0.1 of skewness or kurtosis, 0.02 of correlation, 5 % of integration by parts).
     """
-    settings = _settings(recording)
-    kinds, member = np.unique(settings, axis=0, return_inverse=True)
+    kinds, member = _learners(recording)
     if len(kinds) > _LEARNERS:
         raise ValueError(f"recording must hold at most {_LEARNERS} different learners, got {len(kinds)}")
-    member = member.reshape(-1)
     sums = [ResidualSums() for _ in kinds]
     for start, x, gradient, lengths in _blocks(recording):
         for number, total in enumerate(sums):
@@ -151,11 +149,15 @@ def _findings_of_weights(z: float | None, value: float | None, stderr: float | N
         )
 
 
-def _settings(recording: Recording) -> np.ndarray:
-    """(episodes, 2): step size and inverse temperature, 0 where not recorded."""
+def _learners(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs (step size, inverse temperature), 0 where not recorded, and the number of each episode's pair."""
     values = (recording.step_size, recording.inverse_temperature)
     known = [np.asarray(0.0 if value is None else value) for value in values]
-    return np.stack([np.broadcast_to(value, recording.num_episodes) for value in known], 1)
+    if all(value.ndim == 0 for value in known):
+        return np.stack(known)[None], np.broadcast_to(0, recording.num_episodes)
+    each = np.stack([np.broadcast_to(value, recording.num_episodes) for value in known], 1)
+    kinds, member = np.unique(each, axis=0, return_inverse=True)
+    return kinds, member.reshape(-1)
 
 
 def _blocks(recording: Recording) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:

@@ -72,7 +72,8 @@ class Recording:
             raise ValueError(
                 f"hessian must have shape {(*shape, d)}, or {shape} for its diagonal, got {columns['hessian'].shape}"
             )
-        self._columns, self._rows = columns, np.arange(episodes)
+        self._columns = columns
+        self._rows: Any = range(episodes)  # the episodes kept
         self.step_size = setting_of("step_size", step_size, episodes)
         self.inverse_temperature = setting_of("inverse_temperature", inverse_temperature, episodes)
         self.lengths = lengths_of(lengths, episodes, points)
@@ -152,7 +153,7 @@ class Recording:
             return 0
         if len(bad) == episodes:
             raise ValueError(f"every one of the {episodes} episodes is bad; {first}")
-        self._rows = np.setdiff1d(self._rows, bad)
+        self._rows = np.setdiff1d(np.arange(episodes), bad)
         self.lengths = self.lengths[self._rows]
         for name in ("step_size", "inverse_temperature"):
             value = getattr(self, name)
