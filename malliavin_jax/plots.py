@@ -22,7 +22,12 @@ PLANE = {"xlabel": "α₁ (units of the state)", "ylabel": "α₂ (units of the 
 
 
 def observed_paths(x: Any, *, step_size: float, ax: Axes | None = None) -> Axes:
-    """Episodes as they were observed, one line each: positions `x` (episodes, points, 1) against time."""
+    """Episodes as they were observed, one line each: positions `x` (episodes, points, 1) against time.
+
+    ```python
+    plots.observed_paths(paths.x[:5], step_size=0.01)
+    ```
+    """
     ax, rows = _axes(ax), np.asarray(x)[..., 0]
     time = step_size * np.arange(rows.shape[1])
     for number, row in enumerate(rows):
@@ -37,6 +42,10 @@ def gradient_bands(
     """Estimated gradients on a one-dimensional grid, each with its band of ± 1.96 standard errors.
 
     `ylabel` serves estimates of something else, such as another conditional expectation.
+
+    ```python
+    plots.gradient_bands(alphas, {"estimate": estimates}, jax.vmap(loss.gradient)(alphas))
+    ```
     """
     ax, alphas = _axes(ax), np.asarray(alphas).ravel()
     for style, (name, estimate) in _styled(estimates):
@@ -51,7 +60,13 @@ def gradient_bands(
 
 
 def chain_trace(gradients: Mapping[str, Any], truths: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """The error of the gradient at each step of a chain: estimates against the truth at the same positions."""
+    """The error of the gradient at each step of a chain: estimates against the truth at the same positions.
+
+    ```python
+    true = jax.vmap(loss.gradient)(chain.positions[0])
+    plots.chain_trace({"malliavin_jax": chain.gradients[0]}, {"malliavin_jax": true})
+    ```
+    """
     ax, top = _axes(ax), 0.0
     for style, (name, gradient) in _styled(gradients):
         error = np.abs(np.asarray(gradient).ravel() - np.asarray(truths[name]).ravel())
@@ -67,7 +82,14 @@ def chain_trace(gradients: Mapping[str, Any], truths: Mapping[str, Any], *, ax: 
 def histogram_against_gibbs(
     positions: Mapping[str, Any], grid: Any, density: Any, *, bins: int = 40, ax: Axes | None = None
 ) -> Axes:
-    """Histograms of chains over the span of `grid`, with the Gibbs `density` they should have on it."""
+    """Histograms of chains over the span of `grid`, with the Gibbs `density` they should have on it.
+
+    ```python
+    grid = np.linspace(-2, 2, 101)
+    gibbs = np.exp(-jax.vmap(loss.value)(grid[:, None]))
+    plots.histogram_against_gibbs({"chains": chain.positions}, grid, gibbs / np.trapezoid(gibbs, grid), bins=20)
+    ```
+    """
     ax, grid = _axes(ax), np.asarray(grid)
     edges = np.linspace(grid[0], grid[-1], bins + 1)
     for style, (name, x) in _styled(positions):
@@ -79,7 +101,12 @@ def histogram_against_gibbs(
 
 
 def loss_recovery(losses: Mapping[str, Loss], grid: Any = None, truth: Any = None, *, ax: Axes | None = None) -> Axes:
-    """Recovered losses in one dimension with ± 1.96 standard errors, and the true one; all have minimum 0."""
+    """Recovered losses in one dimension with ± 1.96 standard errors, and the true one; all have minimum 0.
+
+    ```python
+    plots.loss_recovery({"integrated": mj.loss_from_field(field, jnp.linspace(-1.0, 1.0, 21))})
+    ```
+    """
     ax = _axes(ax)
     for style, (name, loss) in _styled(losses):
         value, stderr = np.asarray(loss.value), np.asarray(loss.stderr)
@@ -99,7 +126,15 @@ def convergence(
     ylabel: str = "RMSE of ∇L (loss per unit of state)",
     ax: Axes | None = None,
 ) -> Axes:
-    """Errors of `diagnostics.convergence_experiment` on logarithmic axes, each with its fitted line and slope."""
+    """Errors of `diagnostics.convergence_experiment` on logarithmic axes, each with its fitted line and slope.
+
+    ```python
+    means = mj.diagnostics.convergence_experiment(
+        lambda key, n: abs(jnp.mean(jax.random.normal(key, (1000,))[:n])), [100, 1000], jax.random.key(0)
+    )
+    plots.convergence({"mean of n normals": means}, xlabel="n", ylabel="RMSE")
+    ```
+    """
     ax = _axes(ax)
     for (style, (name, result)), marker in zip(_styled(results), "osD^v<>ph" * len(results), strict=False):
         value, error = np.asarray(result["value"], float), np.asarray(result["error"])
@@ -131,6 +166,10 @@ def error_comparison(
     """Errors of several methods in several cases, `errors[method][case]`, as marks on a logarithmic axis.
 
     Cases stand below one another in the order of their first mention; a method may leave some out.
+
+    ```python
+    plots.error_comparison({"ours": {"d = 1": 0.02, "d = 2": 0.03}, "kernel": {"d = 1": 0.05, "d = 2": 0.09}})
+    ```
     """
     ax = _axes(ax)
     cases = list(dict.fromkeys(case for row in errors.values() for case in row))
@@ -146,7 +185,12 @@ def error_comparison(
 
 
 def weight_tails(weights: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """How often a weight S(u) exceeds t, with E[S²] in the legend: the stuff that variance is made of."""
+    """How often a weight S(u) exceeds t, with E[S²] in the legend: the stuff that variance is made of.
+
+    ```python
+    plots.weight_tails({"canonical": samples.weight})
+    ```
+    """
     ax, left = _axes(ax), np.inf
     for style, (name, weight) in _styled(weights):
         size = np.sort(np.abs(np.asarray(weight, float).ravel()))
@@ -160,7 +204,12 @@ def weight_tails(weights: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
 
 
 def bias_and_error(lengths: Any, results: Mapping[str, tuple[Any, Any]], *, ax: Axes | None = None) -> Axes:
-    """Bias (dashed) and RMSE (full) of each estimator at each length: `results[name] = bias, error`."""
+    """Bias (dashed) and RMSE (full) of each estimator at each length: `results[name] = bias, error`.
+
+    ```python
+    plots.bias_and_error([0.1, 0.3, 1.0], {"kernel": ([0.01, 0.1, 1.0], [0.3, 0.2, 1.0])})
+    ```
+    """
     ax = _axes(ax)
     for style, (name, (bias, error)) in _styled(results):
         ax.plot(lengths, np.asarray(error), label=f"{name}: error", **style)
@@ -174,6 +223,11 @@ def loss_surface(grid: Any, value: Any, *, ceiling: float | None = None, ax: Axe
     """A loss on two axes, `value` (nodes, nodes), as filled contours from its minimum up to `ceiling` above it.
 
     Blank where it is higher, or not known (NaN).
+
+    ```python
+    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+    plots.loss_surface(axes, np.add.outer(axes[0] ** 2, axes[1] ** 2), ceiling=1.0)
+    ```
     """
     ax, height = _axes(ax), np.asarray(value, float)
     height = height - np.nanmin(height)
@@ -192,6 +246,11 @@ def field_arrows(grid: Any, fields: Mapping[str, Any], *, ax: Axes | None = None
 
     A field is an `Estimate` with `value` (nodes, nodes, 2), or that array. Arrows keep their direction; their lengths
     are compressed to |g|/(|g| + m), m the median of |g| over all fields, or one steep wall would hide the rest.
+
+    ```python
+    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+    plots.field_arrows(axes, {"∇ of |α|²/2": np.stack(np.meshgrid(*axes, indexing="ij"), -1)})
+    ```
     """
     ax = _axes(ax)
     x, y = (np.asarray(axis) for axis in grid)
@@ -215,6 +274,11 @@ def curl_map(grid: Any, field: Any, *, limit: float | None = None, ax: Axes | No
     """The curl ∂₁G₂ − ∂₂G₁ of a field G on two axes, by central differences: 0 for a gradient, so what shows is error.
 
     `limit` is the value of the darkest colour; without it, the largest that occurs.
+
+    ```python
+    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+    plots.curl_map(axes, np.stack(np.meshgrid(*axes, indexing="ij"), -1), limit=1.0)  # a gradient: no colour
+    ```
     """
     ax = _axes(ax)
     x, y = (np.asarray(axis) for axis in grid)

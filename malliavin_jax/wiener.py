@@ -62,6 +62,10 @@ class Weighed(eqx.Module):
     - `ell`: the m functionals to average.
     - `weight`: S(u), with E[φ(g) S] = E[φ′(g)] for smooth φ.
     - `slope`: ⟨Dℓ, u⟩, the derivative of each ℓ along the direction that moves g at unit rate.
+
+    ```python
+    sample.g.shape, sample.ell.shape, sample.weight.mean()  # the last is about 0
+    ```
     """
 
     g: Float[Array, " paths"]
@@ -92,6 +96,12 @@ def weigh(
     - `probes`: None takes the divergence in S(u) exactly, at a cost of steps × noises passes over the path; a number
       estimates it from as many passes, without bias, and the added noise appears in the standard errors.
     - `chunk_size`: how many paths are in memory at once; None chooses. The numbers do not depend on it.
+
+    ```python
+    sample = wiener.weigh(
+        jax.random.key(0), brownian, half_way, end, num_paths=400
+    )
+    ```
     """
     num_paths = check_count("num_paths", num_paths, 2)
     if isinstance(integrand, str) and integrand not in ("canonical", "reciprocal"):
@@ -119,6 +129,11 @@ def conditional_expectation(
 
     `localizer` is any one-dimensional one (`Laplace`, `Heaviside`, `Centered`, `Gaussian`); "auto" is
     `best_localizer(weighed)`.
+
+    ```python
+    middle = wiener.conditional_expectation(sample, 1.0)  # E[W_½ | W_1 = 1] = ½
+    middle.value, middle.stderr
+    ```
     """
     if isinstance(localizer, str):
         if localizer != "auto":
@@ -140,6 +155,11 @@ def best_localizer(weighed: Weighed) -> AbstractLocalizer:
     """The `Laplace` localizer whose length has the least estimated standard error, over the bulk of g's law.
 
     Every length is unbiased, so nothing is traded. Components of ℓ count equally, each in units of its spread.
+
+    ```python
+    localizer = wiener.best_localizer(sample)
+    wiener.conditional_expectation(sample, 1.0, localizer)
+    ```
     """
     return _best_localizer(weighed)
 
