@@ -8,6 +8,10 @@ taken. The core of the Gaussian localizer is the one true choice between bias an
 each core with its best length, and the variance of the difference from the difference of the two influence functions.
 The first term estimates the squared bias, which grows like e⁸. Every smaller core serves as a reference (as in Lepski's
 method), not the smallest alone: that one is the least biased and the noisiest, and with noisy gradients sees nothing.
+
+At the least risk the bias is still a good part of the error, and no standard error knows of it. The core taken is
+therefore somewhat smaller than that: in the plane, where the variance grows only like log(1/e), by a quarter, which
+costs nothing; beyond, where it grows like e^{2−d}, by a tenth. The intervals then cover what they say.
 """
 
 from typing import NamedTuple
@@ -30,6 +34,8 @@ _PILOT = 20_000  # points on which lengths are compared: which is best does not 
 _RISK_POINTS = 400_000  # points from which the bias of a core is estimated
 _LENGTHS = (0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.38, 0.55, 0.8, 1.15, 1.7, 2.5, 4.0, 8.0)
 _LENGTHS_BEYOND = (0.35, 0.6, 1.0, 1.7, 3.0, 6.0)
+_SMALLER = {2: 0.75}  # the core taken, in units of the one of least risk
+_SMALLER_BEYOND = 0.9
 _CORES = (0.06, 0.1, 0.15, 0.22, 0.32, 0.47, 0.7, 1.0)
 
 
@@ -97,7 +103,8 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     some, fraction = _pilot(folds, _RISK_POINTS // samples.num_times)
     risks = _risks(some, fraction, alphas, cores, best_length)
     best = jnp.argmin(risks)
-    return Choice(Gaussian(best_length[best], cores[best]), risks[best])
+    smaller = _SMALLER.get(samples.dim, _SMALLER_BEYOND)
+    return Choice(Gaussian(best_length[best], smaller * cores[best]), risks[best])
 
 
 def _risks(

@@ -22,7 +22,8 @@ from .observe import Samples, check_samples, observe_steps
 from .potentials import AbstractPotential, Polynomial, num_terms
 from .weights import Canonical, Scheme
 
-_DEGREE = 6
+_DEGREE = {1: 10, 2: 10}  # of the fitted control; beyond the plane _DEGREE_BEYOND, for the sake of its number of terms
+_DEGREE_BEYOND = 6
 _ROWS_PER_TERM = 20  # fewer observed rows than this per coefficient, and the control's degree is lowered
 
 
@@ -280,7 +281,7 @@ def _cross_fitted(samples: Samples) -> tuple[Fold, ...]:
     """Even and odd episodes, each with the polynomial fitted to the other: θ never sees the points it corrects."""
     halves = [_every_other(samples, i) for i in (0, 1)]
     rows = halves[1].x.shape[0] * samples.num_times * samples.dim
-    degree = _DEGREE
+    degree = _DEGREE.get(samples.dim, _DEGREE_BEYOND)
     while degree > 2 and num_terms(samples.dim, degree) * _ROWS_PER_TERM > rows:
         degree -= 2
     return tuple(make_fold(half, _fit(other, degree)) for half, other in zip(halves, halves[::-1], strict=True))

@@ -193,23 +193,21 @@ def march(
     slim = dim == 1 and not minibatch and is_static_zero(learner.gradient_noise)
     matrix_free = isinstance(learner.potential, MatrixFree)  # its Hessian is made of x anew, for nothing
 
-    def strip(carry: _Carry) -> Any:
+    def strip(carry: _Carry) -> tuple[Any, Callable[[Any], _Carry]]:
+        """What a scan carries, and the way back."""
         kept = (carry.point.x,) if slim else carry.point[:2] if matrix_free else carry.point
-        return carry._replace(point=tuple(_tensor.pack(_tensor.unroll(leaf)) for leaf in kept))
+        leaves = tuple(_tensor.pack(_tensor.unroll(leaf)) for leaf in kept)
+        paired, unpair = _tensor.pair((leaves, carry.state), pairs=dim == 1)
 
-    def restore(carry: Any) -> _Carry:
-        x, *rest = (
-            _tensor.roll(_tensor.unpack(leaf, rank)) for leaf, rank in zip(carry.point, (1, 1, 2), strict=False)
-        )
-        if matrix_free and not slim:
-            rest.append(learner.potential.hessian(x))
-        return carry._replace(point=_point_at(learner, x, None, None) if slim else Point(x, *rest))
+        def restore(stripped: Any) -> _Carry:
+            paired, noise = stripped
+            leaves, state = unpair(paired)
+            x, *rest = (_tensor.roll(_tensor.unpack(leaf, rank)) for leaf, rank in zip(leaves, (1, 1, 2), strict=False))
+            if matrix_free and not slim:
+                rest.append(learner.potential.hessian(x))
+            return _Carry(_point_at(learner, x, None, None) if slim else Point(x, *rest), state, noise)
 
-    def one_block(carry: Any, block: Array) -> tuple[Any, None]:
-        carry = restore(carry)
-        for phase in range(width):
-            carry = one_step(carry, block, phase)
-        return strip(carry), None
+        return (paired, carry.noise), restore
 
     def segment(carry: _Carry, block: Array, phase: int, count: int) -> _Carry:
         """`count` steps from number width·block + phase on."""
@@ -219,8 +217,15 @@ def march(
         blocks, rest = divmod(count - before_block, width)
         block = block + (phase + before_block) // width
         if blocks:
-            carry, _ = lax.scan(one_block, strip(carry), block + jnp.arange(blocks))
-            carry = restore(carry)
+            stripped, restore = strip(carry)
+
+            def one_block(stripped: Any, block: Array) -> tuple[Any, None]:
+                carry = restore(stripped)
+                for phase in range(width):
+                    carry = one_step(carry, block, phase)
+                return strip(carry)[0], None
+
+            carry = restore(lax.scan(one_block, stripped, block + jnp.arange(blocks))[0])
         for offset in range(rest):
             carry = one_step(carry, block + blocks, offset)
         return carry
