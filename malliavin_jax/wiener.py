@@ -8,14 +8,13 @@ For a real functional g of the noise and any process u with ⟨Dg, u⟩ = 1, eve
     E[ℓ δ(g − a)] = E[ ℓ K(g−a) + G(g−a) (ℓ S(u) − ⟨Dℓ, u⟩) ],
 
 which is the formula of `conditional.py` with g in place of the position and ⟨Dℓ, u⟩ in place of the Jacobian; its
-localizers, standard errors and automatic length are used here unchanged. The diffusion is discretised first and
-differentiated afterwards (see `_skorohod.py`), so that integration by parts adds no error of its own: what is estimated
-is the conditional expectation of the discretised process.
+localizers and standard errors are used here unchanged. The diffusion is discretised first and differentiated afterwards
+(see `_skorohod.py`), so that integration by parts adds no error of its own: what is estimated is the conditional
+expectation of the discretised process.
 
 Here the user's functionals are differentiated, in contrast to the rest of the package, where derivatives are observed.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -23,13 +22,12 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from ._diffusion import Diffusion as Diffusion, Trajectory as Trajectory, shapes
 from ._greeks import Greeks as Greeks, greeks as greeks
-from ._misc import check_count, floats_to_arrays, is_concrete
-from ._select import Fold, choose_localizer
+from ._misc import check_count, floats_to_arrays
 from ._skorohod import (
     Probes,
     canonical as canonical,
@@ -44,34 +42,21 @@ from ._skorohod import (
     supplied_weight,
 )
 from ._types import Key, Scalar
-from .conditional import Estimate, conditional_expectation as from_samples, make_bank
-from .localize import AbstractLocalizer
+from ._weighed import Integrand, Weighed as Weighed, check_functional, checked
+from .conditional import (
+    Estimate,
+    conditional_expectation as from_samples,
+    localized_sums,
+    make_bank,
+    ratio_estimate,
+)
+from .localize import AbstractLocalizer, Laplace
 from .observe import Samples
 
-Integrand = str | Callable[[Trajectory], Float[Array, "steps noises"]]
-
 _NUMBERS = 2**21  # numbers that one chunk of paths may hold for each array of a trajectory
-_CONCENTRATED = 0.25  # one step with this share of ‖u‖² is suspect: in a process of finite norm every share vanishes
-_SURPRISE = 5.0  # standard errors by which integration by parts may fail before ℓ or g is called discontinuous
-
-
-class Weighed(eqx.Module):
-    """What conditioning on g needs to know of each path.
-
-    - `g`: the functional to condition on.
-    - `ell`: the m functionals to average.
-    - `weight`: S(u), with E[φ(g) S] = E[φ′(g)] for smooth φ.
-    - `slope`: ⟨Dℓ, u⟩, the derivative of each ℓ along the direction that moves g at unit rate.
-
-    ```python
-    sample.g.shape, sample.ell.shape, sample.weight.mean()  # the last is about 0
-    ```
-    """
-
-    g: Float[Array, " paths"]
-    ell: Float[Array, "paths m"]
-    weight: Float[Array, " paths"]
-    slope: Float[Array, "paths m"]
+_PILOT = 20_000  # paths on which lengths are compared: which is best does not depend on the number
+_LEVELS = 32  # quantiles of g at which they are compared, from 5 % to 95 %
+_LENGTHS = (0.03, 8.0, 15)  # least and greatest length, in units of the spread of g, and how many in equal ratios
 
 
 def weigh(
@@ -96,22 +81,16 @@ def weigh(
     - `probes`: None takes the divergence in S(u) exactly, at a cost of steps × noises passes over the path; a number
       estimates it from as many passes, without bias, and the added noise appears in the standard errors.
     - `chunk_size`: how many paths are in memory at once; None chooses. The numbers do not depend on it.
-
-    ```python
-    sample = wiener.weigh(
-        jax.random.key(0), brownian, half_way, end, num_paths=400
-    )
-    ```
     """
     num_paths = check_count("num_paths", num_paths, 2)
     if isinstance(integrand, str) and integrand not in ("canonical", "reciprocal"):
         raise ValueError(f"integrand must be 'canonical', 'reciprocal' or a function, got {integrand!r}")
     check_probes(Probes(probes, key))
     size, noises, dtype = shapes(diffusion)
-    _check_functional("g", g, diffusion, ())
-    _check_functional("ell", ell, diffusion, None)
+    check_functional("g", g, diffusion, ())
+    check_functional("ell", ell, diffusion, None)
     if callable(integrand):
-        _check_functional("integrand", integrand, diffusion, (diffusion.num_steps, noises))
+        check_functional("integrand", integrand, diffusion, (diffusion.num_steps, noises))
     if chunk_size is None:
         passes = diffusion.num_steps * noises if probes is None else 1
         chunk_size = max(1, min(num_paths, _NUMBERS // (passes * (diffusion.num_steps + 1) * size)))
@@ -119,7 +98,7 @@ def weigh(
     weighed, unit, share = _weigh(
         key, floats_to_arrays(diffusion, dtype), ell, g, num_paths, integrand, probes, chunk_size
     )
-    return _checked(weighed, unit, share, integrand, max(_CONCENTRATED, 4 / diffusion.num_steps))
+    return checked(weighed, unit, share, integrand, diffusion.num_steps)
 
 
 def conditional_expectation(
@@ -129,11 +108,6 @@ def conditional_expectation(
 
     `localizer` is any one-dimensional one (`Laplace`, `Heaviside`, `Centered`, `Gaussian`); "auto" is
     `best_localizer(weighed)`.
-
-    ```python
-    middle = wiener.conditional_expectation(sample, 1.0)  # E[W_½ | W_1 = 1] = ½
-    middle.value, middle.stderr
-    ```
     """
     if isinstance(localizer, str):
         if localizer != "auto":
@@ -152,26 +126,35 @@ def _estimate(weighed: Weighed, level: Scalar, localizer: AbstractLocalizer) -> 
 
 
 def best_localizer(weighed: Weighed) -> AbstractLocalizer:
-    """The `Laplace` localizer whose length has the least estimated standard error, over the bulk of g's law.
+    """The `Laplace` localizer whose length has the least estimated variance, averaged over the bulk of g's law.
 
-    Every length is unbiased, so nothing is traded. Components of ℓ count equally, each in units of its spread.
-
-    ```python
-    localizer = wiener.best_localizer(sample)
-    wiener.conditional_expectation(sample, 1.0, localizer)
-    ```
+    Every length is unbiased, so nothing is traded. Components of ℓ count equally, each in units of its spread. (It is
+    the mean of the variances, not of their logarithms as for a gradient field: a functional may be constant where g is
+    small, as a payoff is, and a length without any variance there must not decide for all levels.)
     """
-    return _best_localizer(weighed)
+    return Laplace(_best_length(weighed))
 
 
 @eqx.filter_jit
-def _best_localizer(weighed: Weighed) -> AbstractLocalizer:
-    samples = _samples(weighed)
-    mean, deviation = jnp.mean(weighed.ell, 0), jnp.std(weighed.ell, 0)
-    scale = jnp.where(deviation > 0, deviation, 1)
-    values = ((weighed.ell - mean[None]) / scale[None])[:, None, :]
-    jacobians = (weighed.slope / scale[None])[:, None, :, None]
-    return choose_localizer(samples, (Fold(make_bank(samples, values, jacobians), None),)).localizer
+def _best_length(weighed: Weighed) -> Scalar:
+    pilot = jax.tree.map(lambda leaf: leaf[:_PILOT], weighed)
+    samples = _samples(pilot)
+    spread = jnp.std(pilot.ell, 0)
+    scale = jnp.where(spread > 0, spread, 1)[None]
+    values = ((pilot.ell - jnp.mean(pilot.ell, 0)[None]) / scale)[:, None, :]
+    bank = make_bank(samples, values, (pilot.slope / scale)[:, None, :, None])
+    ranks = jnp.linspace(0.05, 0.95, _LEVELS, dtype=pilot.g.dtype) * (pilot.g.shape[0] - 1)
+    levels = jnp.sort(pilot.g)[ranks.astype(jnp.int32)]
+
+    def variance(length: Scalar) -> Scalar:
+        def at(level: Scalar) -> Scalar:
+            sums = localized_sums(bank, level[None], Laplace(length))
+            return jnp.sum(ratio_estimate(sums, 1, 1, jnp.asarray(True)).stderr ** 2)
+
+        return jnp.mean(jax.vmap(at)(levels))
+
+    lengths = jnp.std(pilot.g) * jnp.geomspace(*_LENGTHS, dtype=pilot.g.dtype)
+    return lengths[jnp.argmin(lax.map(variance, lengths))]
 
 
 def _samples(weighed: Weighed) -> Samples:
@@ -217,74 +200,3 @@ def _weigh(
 
     *parts, unit, share = map_in_chunks(one_path, jax.random.split(key, num_paths), chunk_size)
     return Weighed(*parts), unit, share
-
-
-def _check_functional(
-    name: str, functional: Callable[[Trajectory], Any], diffusion: Diffusion, expected: tuple[int, ...] | None
-) -> None:
-    got = jax.eval_shape(lambda key: functional(diffusion.solve(*diffusion.draw(key))), jax.random.key(0))
-    shape = getattr(got, "shape", None)
-    fits = shape == expected if expected is not None else shape is not None and len(shape) <= 1
-    if not fits:
-        wanted = "() or (m,)" if expected is None else expected
-        raise ValueError(f"{name} must return an array of shape {wanted}, got {got if shape is None else shape}")
-    if not jnp.issubdtype(got.dtype, jnp.floating):
-        raise ValueError(f"{name} must return real numbers to be differentiated, got dtype {got.dtype}")
-
-
-def _checked(weighed: Weighed, unit: Array, share: Array, integrand: Integrand, largest_share: float) -> Weighed:
-    """Refuse what the theorem does not cover, and warn of what it covers badly."""
-    tolerance = float(jnp.finfo(unit.dtype).eps) ** 0.4  # 5e-7 in float64, 2e-3 in float32
-    xp: Any = np if is_concrete(weighed, unit, share) else jnp  # NumPy has nothing to compile
-    g, ell, weight = (xp.asarray(leaf) for leaf in (weighed.g, weighed.ell, weighed.weight))
-    finite = xp.isfinite(g) & xp.isfinite(ell).all(1)
-    off = ~((xp.abs(xp.asarray(unit) - 1) <= tolerance) & xp.isfinite(weight))  # NaN is off too
-    if xp is jnp:
-        weighed = eqx.error_if(weighed, jnp.any(~finite), "g and ell must be finite on every path")
-        return eqx.error_if(weighed, jnp.any(off), "the integrand u must satisfy ⟨Dg, u⟩ = 1 on every path")
-    if not np.all(finite):
-        worst = int(np.argmin(finite))
-        raise ValueError(
-            f"g and ell must be finite, got g = {g[worst]}, ell = {ell[worst]} on path {worst} "
-            f"({np.count_nonzero(~finite)} of {len(finite)} paths)"
-        )
-    if np.any(off):
-        worst = int(np.argmax(np.where(np.isfinite(unit), np.abs(unit - 1), np.inf)))
-        name = integrand if isinstance(integrand, str) else "supplied"
-        why = {
-            "canonical": "g must depend on the noise: Dg vanishes",
-            "reciprocal": "Dg vanishes at some step, where 1/(T D_t g) does not exist; take integrand='canonical'",
-            "supplied": "divide u by this number, as a function of the noise, to mend it",
-        }[name]
-        raise ValueError(
-            f"integrand must satisfy ⟨Dg, u⟩ = 1; the {name} one gives {unit[worst]} on path {worst} "
-            f"({np.count_nonzero(off)} of {len(off)} paths are off): {why}"
-        )
-    typical = float(np.median(share))
-    if integrand != "canonical" and typical > largest_share:
-        warnings.warn(
-            f"one step holds {typical:.0%} of ‖u‖² on the typical path, which no process of finite norm allows as the "
-            "steps are refined: the variance of S(u) will grow without bound; integrand='canonical' has the least norm",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    _check_duality(g, ell, weight, np.asarray(weighed.slope))
-    return weighed
-
-
-def _check_duality(g: np.ndarray, ell: np.ndarray, weight: np.ndarray, slope: np.ndarray) -> None:
-    """Warn where E[FS] = E⟨DF, u⟩ fails for F = ℓ or g: a jump that the derivative does not see."""
-    values = np.concatenate([g[:, None], ell], 1)
-    values = values - values.mean(0)  # E[S] = 0: centring only takes noise away
-    gap = values * weight[:, None] - np.concatenate([np.ones_like(g)[:, None], slope], 1)
-    # Rounding alone may be many standard errors of nothing: hence the tolerance.
-    error = gap.std(0) / np.sqrt(len(g)) + np.finfo(gap.dtype).eps * np.abs(gap).max(0)
-    surprise = gap.mean(0) / np.where(error > 0, error, np.inf)
-    for index in np.flatnonzero(np.abs(surprise) > _SURPRISE):
-        name, right = ("g", "1") if index == 0 else (f"ell[{index - 1}]", "E⟨Dℓ, u⟩")
-        warnings.warn(
-            f"integration by parts fails for {name}: E[{name} S] differs from {right} by {surprise[index]:.1f} "
-            "standard errors. It has a jump that its derivative does not see, or its tails need more paths",
-            RuntimeWarning,
-            stacklevel=4,
-        )

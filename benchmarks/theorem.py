@@ -1,0 +1,185 @@
+"""What does conditioning on a functional of the path cost, and how does its error fall?
+
+Run `python benchmarks/theorem.py` (some ten minutes; `--fast` for a glance). The question has a closed answer: the
+expected payoff (S_T − K)⁺ of geometric Brownian motion given its geometric average over [0, T]. The error is the root
+mean square over nine levels of the average and several data sets, against the number of paths; kernels see the same
+paths and have the bandwidth that is best in hindsight. Then the time a path takes, against the number of increments,
+with the exact trace and with random probes. Prints both tables and writes results/theorem.json.
+"""
+
+import argparse
+import math
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _timing import machine, race, save
+from scipy import stats
+
+import malliavin_jax as mj
+from malliavin_jax import kernel, wiener
+
+VOL, STRIKE, START = 0.4, 1.1, 1.0
+STEPS = 32
+LEVELS = 9  # quantiles of the average, from a tenth to nine tenths
+BANDWIDTHS = np.geomspace(0.02, 2.0, 14)  # in units of the spread of the average
+
+
+def process(num_steps):
+    """log S, for which Euler's chain is exact."""
+    return wiener.Diffusion(
+        lambda x, t: jnp.full((1,), -(VOL**2) / 2, x.dtype),
+        lambda x, t: jnp.full((1, 1), VOL, x.dtype),
+        jnp.log(jnp.asarray([START])),
+        1 / num_steps,
+        num_steps,
+    )
+
+
+def average(path):
+    return jnp.exp(jnp.trapezoid(path.x[:, 0], path.t))
+
+
+def payoff(path):
+    return jnp.maximum(jnp.exp(path.x[-1, 0]) - STRIKE, 0)
+
+
+def levels_and_truth():
+    """The levels, and the conditional expectation at each: the logarithms are jointly Gaussian."""
+    t = np.arange(STEPS + 1) / STEPS
+    rule = np.full(STEPS + 1, 1 / STEPS)
+    rule[[0, -1]] /= 2
+    covariance = VOL**2 * np.minimum.outer(t, t)
+    mean = math.log(START) - VOL**2 / 2 * t
+    variance, shared = rule @ covariance @ rule, covariance[-1] @ rule
+    y = stats.norm(rule @ mean, math.sqrt(variance)).ppf(np.linspace(0.1, 0.9, LEVELS))
+    centre = mean[-1] + shared / variance * (y - rule @ mean)
+    spread = math.sqrt(covariance[-1, -1] - shared**2 / variance)
+    d = (centre - math.log(STRIKE)) / spread
+    truth = np.exp(centre + spread**2 / 2) * stats.norm.cdf(d + spread) - STRIKE * stats.norm.cdf(d)
+    return jnp.asarray(np.exp(y), jnp.float32), truth
+
+
+@eqx.filter_jit
+def ours(sample, levels, localizer):
+    return jax.lax.map(lambda level: wiener.conditional_expectation(sample, level, localizer), levels)
+
+
+@eqx.filter_jit
+def regression(field, levels, bandwidths):
+    def at(bandwidth):
+        narrow = eqx.tree_at(lambda f: f.bandwidth, field, bandwidth)
+        return jax.lax.map(lambda level: narrow(level[None]).value[0], levels)
+
+    return jax.lax.map(at, bandwidths)
+
+
+def errors(sizes, sets):
+    """Root mean square errors by method and number of paths, and the coverage of our intervals."""
+    levels, truth = levels_and_truth()
+    rows, coverage = {}, {}
+    for paths in sizes:
+        squares: dict[str, list] = {}
+        hits = []
+        for number in range(sets):
+            key = jax.random.fold_in(jax.random.key(paths), number)
+            sample = wiener.weigh(key, process(STEPS), payoff, average, num_paths=paths)
+            for name, localizer in (("this library", wiener.best_localizer(sample)), ("the paper's", mj.Heaviside())):
+                estimate = ours(sample, levels, localizer)
+                gap = np.asarray(estimate.value[:, 0], float) - truth
+                squares.setdefault(name, []).append(np.mean(gap**2))
+                if name == "this library":
+                    hits.append(np.mean(np.abs(gap) < 1.96 * np.asarray(estimate.stderr[:, 0])))
+            x = sample.g[:, None, None]
+            points = mj.Samples(
+                x, sample.ell[:, None, :], jnp.zeros((*x.shape, 1), x.dtype), x, jnp.ones(x.shape[:2], bool)
+            )
+            widths = jnp.asarray(BANDWIDTHS, x.dtype) * jnp.std(x)
+            fields = {"Nadaraya–Watson, oracle": kernel.NadarayaWatson(points, 0.1)}
+            fields["local linear, oracle"] = kernel.LocalPolynomial(points, 0.1, 1)
+            for name, field in fields.items():
+                gaps = np.asarray(regression(field, levels, widths), float) - truth
+                squares.setdefault(name, []).append(np.mean(gaps**2, 1))
+        # the oracle has one bandwidth for all data sets of a size
+        rows[paths] = {name: float(np.min(np.sqrt(np.mean(s, 0)))) for name, s in squares.items()}
+        coverage[paths] = float(np.mean(hits))
+        print(
+            f"  {paths:8} paths  " + "  ".join(f"{name} {value:.5f}" for name, value in rows[paths].items()), flush=True
+        )
+    return rows, coverage
+
+
+def slope(x, y):
+    return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
+
+
+def costs(all_steps, rounds):
+    """Microseconds a path, and E S², by the number of increments."""
+    table = {}
+    for steps in all_steps:
+        paths = max(256, 2**16 // steps)
+        diffusion = process(steps)
+
+        @jax.jit
+        def simulate(key, diffusion=diffusion, paths=paths):
+            def one(key):
+                path = diffusion.solve(*diffusion.draw(key))
+                return payoff(path), average(path)
+
+            return jax.vmap(one)(jax.random.split(key, paths))
+
+        def weigh(probes, diffusion=diffusion, paths=paths):
+            return wiener.weigh(jax.random.key(0), diffusion, payoff, average, num_paths=paths, probes=probes)
+
+        _, best = race(
+            {
+                "paths alone": lambda: simulate(jax.random.key(0)),
+                "exact trace": lambda: weigh(None),
+                "4 probes": lambda: weigh(4),
+            },
+            rounds,
+        )
+        micro = {name: 1e6 * seconds / paths for name, seconds in best.items()}
+        second_moment = {name: float(jnp.mean(weigh(p).weight ** 2)) for name, p in (("exact", None), ("probes", 4))}
+        table[steps] = {"microseconds_a_path": micro, "mean_square_of_S": second_moment}
+        print(
+            f"  {steps:5} increments  "
+            + "  ".join(f"{name} {value:9.2f} µs" for name, value in micro.items())
+            + f"  E S² {second_moment['exact']:.3f} exact, {second_moment['probes']:.3f} with probes",
+            flush=True,
+        )
+    return table
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fast", action="store_true", help="fewer paths, data sets and increments")
+    fast = parser.parse_args().fast
+    began = time.perf_counter()
+    results = {"machine": machine(), "steps": STEPS}
+    print(results["machine"])
+    print(f"E[(S_T − K)⁺ | geometric average], {STEPS} increments: root mean square error")
+    sizes, sets = ((1_000, 4_000, 16_000), 2) if fast else ((1_000, 4_000, 16_000, 64_000, 256_000), 8)
+    rows, coverage = errors(sizes, sets)
+    slopes = {name: slope(sizes, [rows[n][name] for n in sizes]) for name in rows[sizes[0]]}
+    print("  slope in the number of paths: " + ", ".join(f"{name} {s:.2f}" for name, s in slopes.items()))
+    print("  coverage of our 95 % intervals: " + ", ".join(f"{n}: {c:.0%}" for n, c in coverage.items()))
+    results |= {"data_sets": sets, "rmse": rows, "slope": slopes, "coverage": coverage}
+
+    print("time a path takes")
+    steps = (16, 64) if fast else (16, 32, 64, 128, 256, 512)
+    table = costs(steps, 2 if fast else 5)
+    powers = {
+        name: slope(steps, [table[n]["microseconds_a_path"][name] for n in steps])
+        for name in ("paths alone", "exact trace", "4 probes")
+    }
+    print("  power of the number of increments: " + ", ".join(f"{name} {p:.2f}" for name, p in powers.items()))
+    results |= {"cost": table, "power_of_increments": powers, "seconds": time.perf_counter() - began}
+    if not fast:
+        print("written to", save("theorem", results).name)
+
+
+if __name__ == "__main__":
+    main()
