@@ -9,6 +9,7 @@ import pytest
 from jax import export
 
 import malliavin_jax as mj
+from malliavin_jax.accumulate import _observe_and_add
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 KEY = jax.random.key(0)
@@ -83,6 +84,31 @@ def matrix_free(key):
     return mj.observe_weights(key, one, num_episodes=4, times=[0.1], scheme=scheme)
 
 
+def pilots(key):
+    many = jax.vmap(lambda k: mj.simulate(k, learner(1), 6))(jax.random.split(key, 8))
+    return mj.best_rate(many, jnp.asarray([1.0, 2.0], jnp.float32)), mj.minimum_variance_window(many)
+
+
+def single_kernel(key, s, initial):
+    return mj.kernel.single_kernel_langevin(
+        key, s, initial, num_steps=4, step_size=0.05, inverse_temperature=1.0, bandwidth=0.3,
+        density=lambda x: jnp.exp(-x[0] ** 2), log_density_gradient=lambda x: -2 * x,
+    )  # fmt: skip
+
+
+def diagnostics(positions):
+    limits = dict(inverse_temperature=1.0, range=(-1.0, 1.0))
+    loss, d = mj.potentials.Quartic(), mj.diagnostics
+    distances = d.total_variation(positions, loss, **limits), d.wasserstein(positions, loss, **limits)
+    return d.split_rhat(positions), d.effective_sample_size(positions), distances
+
+
+def simulated_stream(key, accumulator):
+    first, count = jnp.asarray(0, jnp.uint32), jnp.asarray(7, jnp.int32)
+    return _observe_and_add(key, learner(1), mj.Canonical(), accumulator, first, count, 8, (2,))
+
+
+POSITIONS = jnp.sin(jnp.arange(40, dtype=jnp.float32)).reshape(2, 20, 1)
 CASES = {
     "potentials": lambda: (potentials, (jnp.zeros(2, jnp.float32),)),
     "Polynomial.fit": lambda: (polynomial, (samples(2),)),
@@ -98,10 +124,17 @@ CASES = {
     "NadarayaWatson": with_field(lambda: mj.kernel.NadarayaWatson(samples(1), bandwidth=0.3)),
     "LocalPolynomial": with_field(lambda: mj.kernel.LocalPolynomial(samples(1), bandwidth=0.5, degree=1)),
     "Accumulator": lambda: (streaming, (mj.Accumulator(ALPHAS[1], mj.Laplace(0.3)), samples(1))),
+    "observe_and_accumulate": lambda: (simulated_stream, (KEY, mj.Accumulator(ALPHAS[1], mj.Laplace(0.3)))),
+    "best_rate, minimum_variance_window": lambda: (pilots, (KEY,)),
+    "TabulatedField": with_field(
+        lambda: mj.TabulatedField(mj.TrueField(mj.potentials.Quartic()), (jnp.linspace(-1, 1, 9, dtype=jnp.float32),))
+    ),
+    "single_kernel_langevin": lambda: (single_kernel, (KEY, samples(1), ALPHAS[1])),
+    "diagnostics": lambda: (diagnostics, (POSITIONS,)),
     "passive_langevin": lambda: (chain, (KEY, mj.TrueField(mj.potentials.Quartic()), ALPHAS[1])),
     "loss_from_samples": lambda: (
         lambda x: mj.loss_from_samples(x, inverse_temperature=1.0, bins=8, range=(-1.0, 1.0)),
-        (jnp.linspace(-1, 1, 40, dtype=jnp.float32).reshape(2, 20, 1),),
+        (POSITIONS,),
     ),
     "loss_from_field": lambda: (
         lambda grid: mj.loss_from_field(mj.TrueField(mj.potentials.Quartic()), grid),
