@@ -51,6 +51,7 @@ def folder(tmp_path_factory):
     log = quartic_log(0, 600, 12, step_size=0.05, beta=1.0, noise=0.5)
     settings = {"step_size": 0.05, "inverse_temperature": 1.0}
     np.savez(path / "run.npz", **log, **settings)
+    np.savez(path / "twice.npz", **quartic_log(1, 1200, 12, step_size=0.05, beta=1.0, noise=0.5), **settings)
     np.savez(path / "bare.npz", x=log["x"], gradient=log["gradient"])
     bad = {**log, "x": log["x"].copy()}
     bad["x"][7, 3] = np.nan
@@ -97,7 +98,7 @@ def test_estimate_writes_a_table_that_holds_the_gradient(folder, tmp_path, capsy
 
 
 def test_recover_in_chunks(folder, tmp_path, capsys):
-    words = ["recover", str(folder / "run.npz"), "--grid", "-0.8:0.8:33", "--steps", "6", "12", "--chunk", "300"]
+    words = ["recover", str(folder / "twice.npz"), "--grid", "-0.8:0.8:33", "--steps", "6", "12", "--chunk", "600"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     rows = table(tmp_path / "loss.csv")
     alphas = np.asarray([row["alpha_1"] for row in rows])
@@ -106,7 +107,7 @@ def test_recover_in_chunks(folder, tmp_path, capsys):
     for name in ("loss.png", "gradient.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
     report = (tmp_path / "report.txt").read_text()
-    assert "600 episodes of up to 12 steps in 1 dimensions" in report
+    assert "1200 episodes of up to 12 steps in 1 dimensions" in report
     assert "the data fit the learner" in report
     assert report.strip() in capsys.readouterr().out
 

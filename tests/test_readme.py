@@ -7,6 +7,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_recording import quartic_log
+
+import malliavin_jax
+from malliavin_jax.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -38,6 +42,20 @@ def test_the_example_recovers_the_loss(example):
         assert np.all(np.abs(value[centre] - truth[centre]) < allowed), name
 
 
+def test_a_recorded_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    log = quartic_log(0, 600, 40)
+    np.savez("run.npz", **log, step_size=0.02, inverse_temperature=2.0)
+    (block,) = re.findall(r"```py\n(.*?)```", README, re.S)
+    names = {"mj": malliavin_jax}
+    exec(compile(block, "README.md", "exec"), names)
+    assert "the data fit the learner" in capsys.readouterr().out
+    assert names["samples"].x.shape == (600, 2, 1)
+    commands = re.findall(r"^    malliavin-jax (.*)$", README, re.M)
+    assert [words.split()[0] for words in commands] == ["check", "estimate", "recover"]
+    assert main(commands[0].split()) == 0
+
+
 def test_exactly_two_set_up_commands():
     commands = [line.strip() for line in README.splitlines() if line.startswith("    python3 -m venv")]
     assert len(commands) == 2
@@ -62,8 +80,6 @@ def test_every_file_the_readme_names_is_there():
 
 
 def test_versions_agree():
-    import malliavin_jax
-
     assert f'version = "{malliavin_jax.__version__}"' in (ROOT / "pyproject.toml").read_text()
     assert f"version: {malliavin_jax.__version__}" in (ROOT / "CITATION.cff").read_text()
     assert jnp.asarray(0.0).dtype == jnp.float64  # the strict settings are on

@@ -67,8 +67,8 @@ def at_grid(samples, alphas, localizer):
 
 
 def test_a_simulated_log_gives_the_samples_of_observe():
-    learner = mj.ForwardLearner(Quartic(0.5), lambda key: jax.random.normal(key, (2,)), 0.02, 2.0, 0.5, 0.05)
-    key, times = jax.random.key(7), [0.04, 0.1, 0.16]
+    learner = mj.ForwardLearner(Quartic(), lambda key: jax.random.normal(key, (1,)), 0.02, 2.0, 0.5, 0.05)
+    key, times = jax.random.key(7), [0.08, 0.16]
     paths = jax.jit(jax.vmap(lambda k: mj.simulate(k, learner, 8)))(jax.random.split(key, 40))
     recording = mj.Recording(
         paths.x,
