@@ -18,6 +18,11 @@ class Trajectory(eqx.Module):
     """One path: X at the times t_0 = 0, …, t_n = T, and the increments ΔW that made it.
 
     A functional is any function of it. One that goes its own way from the increments may use `dw` and leave `x`.
+
+    ```python
+    one = brownian.solve(jnp.zeros(1), jnp.ones((4, 1)))
+    one.t, one.x[:, 0]  # 0, ¼, …, 1 and 0, 1, …, 4
+    ```
     """
 
     t: Float[Array, " points"]
@@ -33,6 +38,12 @@ class Diffusion(eqx.Module):
     - `initial`: X_0, an array of shape (d,), or a function key ↦ X_0 for a random start, independent of W. Its dtype is
       that of the simulation.
     - `step_size`: ε. `num_steps`: n, so that T = nε.
+
+    ```python
+    brownian = wiener.Diffusion(
+        lambda x, t: jnp.zeros(1), lambda x, t: jnp.ones((1, 1)), jnp.zeros(1), step_size=0.25, num_steps=4
+    )
+    ```
     """
 
     drift: Callable[[Vector, Scalar], Vector]

@@ -22,6 +22,11 @@ class Greeks(eqx.Module):
 
     - `value`, `value_stderr`: in the units of f, one entry per component.
     - `delta`, `delta_stderr`: in the units of f over those of x.
+
+    ```python
+    rates = wiener.greeks(jax.random.key(0), brownian, is_positive, num_paths=400)
+    rates.value, rates.delta, rates.delta_stderr  # ½, and about 0.4 for the derivative
+    ```
     """
 
     value: Float[Array, " m"]
@@ -50,6 +55,11 @@ def greeks(
 
     (∂_x σ_k)_j being the Jacobian of column j of σ at X_k: Y_{k+1} knows ΔW_k if σ depends on x. This is exact for the
     chain. As E[S] = 0, the mean of (f − c) S is the same for every c, and the c of least variance is taken.
+
+    ```python
+    rates = wiener.greeks(jax.random.key(0), brownian, is_positive, num_paths=400)
+    rates.delta  # ∂P(x₀ + W₁ > 0)/∂x₀ at 0: about 0.4
+    ```
     """
     num_paths = check_count("num_paths", num_paths, 2)
     size, noises, dtype = shapes(diffusion)

@@ -16,7 +16,12 @@ _BLOCK = 512  # steps whose noise is drawn in one call: inside the scan, drawing
 
 
 class KernelChain(eqx.Module):
-    """Positions of the chains, in the units of x, after burn-in."""
+    """Positions of the chains, in the units of x, after burn-in.
+
+    ```python
+    mj.kernel.KernelChain(jnp.zeros((4, 200, 1))).positions.shape  # 4 chains, 200 kept positions, d = 1
+    ```
+    """
 
     positions: Float[Array, "chains kept d"]
 
@@ -59,6 +64,13 @@ def single_kernel_langevin(
 
     Reference: Krishnamurthy & Yin, Langevin dynamics for adaptive inverse reinforcement learning of
     stochastic gradient algorithms, JMLR 22(121), 2021, written there for a reward R = −L.
+
+    ```python
+    walked = mj.kernel.single_kernel_langevin(
+        jax.random.key(0), samples, jnp.zeros((4, 1)), num_steps=200, step_size=0.01, inverse_temperature=1.0,
+        bandwidth=0.2, density=lambda a: jnp.exp(-(a[0] ** 2) / 2), log_density_gradient=lambda a: -a,
+    )
+    ```
     """
     check_samples(samples)
     x, gradient = (v.reshape(-1, samples.dim) for v in (samples.x, samples.gradient))

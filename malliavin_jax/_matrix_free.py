@@ -27,6 +27,13 @@ class MatrixFree(AbstractPotential):
     """A potential from callables: L(x), ∇L(x), and the product ∇²L(x)v as a function of x and v.
 
     `Windowed(rate, neumann=m)` weighs its episodes in O(d) memory, by m + 2 products a step; see `observe_weights`.
+
+    ```python
+    quartic = mj.potentials.MatrixFree(
+        lambda x: jnp.sum(x**4) / 4, lambda x: x**3, lambda x, v: 3 * x**2 * v  # L, ∇L and ∇²L v
+    )
+    quartic.gradient(jnp.array([2.0]))  # [8.]
+    ```
     """
 
     _value: Callable

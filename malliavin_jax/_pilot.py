@@ -16,7 +16,13 @@ from .weights import FixedWindow, Third, Windowed, weigh
 
 
 class Window(NamedTuple):
-    """A window, and the E|S|² it reached on the pilot paths."""
+    """A window, and the E|S|² it reached on the pilot paths.
+
+    ```python
+    window = mj.minimum_variance_window(paths)
+    jnp.sum(window.weights), window.second_moment  # 1, and the E|S|² that was reached
+    ```
+    """
 
     weights: Float[Array, " steps"]
     second_moment: Scalar
@@ -27,6 +33,11 @@ def minimum_variance_window(paths: Path, *, third: Third = "covariation") -> Win
 
     S = Σ_k a_k s_k is linear in the window, so min E|S|² subject to Σ a_k = 1 is a* = G⁻¹1 / (1ᵀG⁻¹1) with
     G_kl = E[s_k·s_l]. `FixedWindow(window.weights)` uses it; `best_rate` comes within some 5 % with one parameter.
+
+    ```python
+    window = mj.minimum_variance_window(paths)
+    scheme = mj.FixedWindow(window.weights)
+    ```
     """
     window = _minimum_variance_window(paths, third)
     if is_concrete(window) and not np.isfinite(window.second_moment):
@@ -53,7 +64,13 @@ def _minimum_variance_window(paths: Path, third: Third) -> Window:
 
 @eqx.filter_jit
 def best_rate(paths: Path, rates: Float[Array, " rates"], *, neumann: int | None = None) -> Scalar:
-    """The rate of `Windowed` with the least E|S|² over pilot `paths`, averaged over the second half of their steps."""
+    """The rate of `Windowed` with the least E|S|² over pilot `paths`, averaged over the second half of their steps.
+
+    ```python
+    rate = mj.best_rate(paths, jnp.array([1.0, 4.0]))
+    scheme = mj.Windowed(rate)
+    ```
+    """
 
     def second_moment(rate: Scalar) -> Scalar:
         weights = jax.vmap(lambda path: weigh(path, Windowed(rate, neumann=neumann)))(paths)

@@ -26,7 +26,12 @@ _HIGHEST = lax.Precision.HIGHEST
 
 
 def num_terms(d: int, degree: int) -> int:
-    """Number of monomials in d variables of degree 1 to `degree`: (d + degree choose d) − 1."""
+    """Number of monomials in d variables of degree 1 to `degree`: (d + degree choose d) − 1.
+
+    ```python
+    mj.potentials.num_terms(2, 2)  # 5: x, y, x², xy, y²
+    ```
+    """
     return math.comb(d + degree, d) - 1
 
 

@@ -18,6 +18,22 @@ class AbstractPotential(eqx.Module):
     """A loss L: R^d → R with its first two derivatives, each a function of one point x of shape (d,).
 
     Results have the dtype of `x`, whatever the dtype of the parameters.
+
+    ```python
+    class Linear(mj.potentials.AbstractPotential):
+        slope: float
+
+        def value(self, x):
+            return self.slope * jnp.sum(x)
+
+        def gradient(self, x):
+            return jnp.full_like(x, self.slope)
+
+        def hessian(self, x):
+            return jnp.zeros((x.shape[0],) * 2, x.dtype)
+
+    Linear(2.0).gradient(jnp.zeros(3))  # [2. 2. 2.]
+    ```
     """
 
     @abc.abstractmethod
@@ -43,7 +59,14 @@ class Static(eqx.Module):
 
 
 class AbstractMinibatchPotential(AbstractPotential):
-    """A potential that is a sum over data, of which a learner may see a random batch at each step."""
+    """A potential that is a sum over data, of which a learner may see a random batch at each step.
+
+    ```python
+    regression = mj.potentials.LogisticRegression([[1.0, 0.5], [-0.3, 2.0]], [1.0, 0.0], batch_size=1)
+    one = regression.minibatch(jax.random.key(0))  # what the learner sees at one step
+    one.gradient(jnp.zeros(2))
+    ```
+    """
 
     @abc.abstractmethod
     def minibatch(self, key: Key) -> AbstractPotential:

@@ -15,8 +15,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from . import plots
 from ._types import Key, Vector
@@ -183,10 +183,9 @@ def _figures(
         "loss.png": lambda ax: plots.loss_recovery({n: losses[n] for n in three}, grid, loss, ax=ax),
     }
     for name, draw in pictures.items():
-        figure, ax = plt.subplots(figsize=(6.0, 4.0), layout="constrained")
-        draw(ax)
+        figure = Figure(figsize=(6.0, 4.0), layout="constrained")  # no window, no backend to choose
+        draw(figure.subplots())
         figure.savefig(out / name, dpi=160)
-        plt.close(figure)
 
 
 def _table(results: dict[str, Any]) -> str:

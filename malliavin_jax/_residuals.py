@@ -22,6 +22,11 @@ class LearnerReport:
     - `autocorrelation`: of successive residuals of an episode; 0 expected.
     - `next_gradient_gain`: by how much the mean squared residual shrinks when row k + 1 of the gradient takes the
       place of row k, relatively: positive where the gradients are logged one row late.
+
+    ```python
+    (one,) = mj.consistency(recording).learners
+    one.step_size_estimate  # near 0.01, which was recorded
+    ```
     """
 
     episodes: int

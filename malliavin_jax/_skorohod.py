@@ -45,7 +45,12 @@ class Probes(NamedTuple):
 
 
 def derivative(functional: Callable[[Increments], Array], increments: Increments) -> Float[Array, "... steps noises"]:
-    """DF, the derivative of a functional in each increment, in forward mode; a vector F has one row a component."""
+    """DF, the derivative of a functional in each increment, in forward mode; a vector F has one row a component.
+
+    ```python
+    wiener.derivative(lambda dw: jnp.sum(dw) ** 2, jnp.ones((4, 1)))  # 8 for each increment
+    ```
+    """
 
     def along(direction: Increments) -> Array:
         return jax.jvp(functional, (increments,), (direction,))[1]
@@ -55,12 +60,22 @@ def derivative(functional: Callable[[Increments], Array], increments: Increments
 
 
 def inner(a: Process, b: Process, step_size: float | Scalar) -> Scalar:
-    """⟨a, b⟩ = ε Σ_k a_k·b_k, the inner product of two processes."""
+    """⟨a, b⟩ = ε Σ_k a_k·b_k, the inner product of two processes.
+
+    ```python
+    wiener.inner(jnp.ones((4, 1)), jnp.ones((4, 1)), 0.25)  # 1
+    ```
+    """
     return jnp.asarray(step_size, a.dtype) * jnp.sum(a * b)
 
 
 def canonical(functional: Callable[[Increments], Scalar], increments: Increments, step_size: float | Scalar) -> Process:
-    """u = Dg/‖Dg‖², the process of least norm with ⟨Dg, u⟩ = 1."""
+    """u = Dg/‖Dg‖², the process of least norm with ⟨Dg, u⟩ = 1.
+
+    ```python
+    wiener.canonical(lambda dw: jnp.sum(dw), jnp.ones((4, 1)), 0.25)  # 1 for each increment
+    ```
+    """
     D = derivative(functional, increments)
     return D / inner(D, D, step_size)
 
@@ -71,6 +86,10 @@ def reciprocal(
     """u_k = D_k g/(T |D_k g|²), with one noise 1/(T D_k g); infinite or NaN where D_k g = 0.
 
     It is a process of finite norm in continuous time only if ∫|D_t g|⁻² dt is finite.
+
+    ```python
+    wiener.reciprocal(lambda dw: jnp.sum(dw), jnp.ones((4, 1)), 0.25)  # 1 for each increment
+    ```
     """
     return _reciprocal(derivative(functional, increments), step_size)
 
@@ -87,6 +106,10 @@ def skorohod(
 
     - `probes`: None takes the divergence exactly, at the cost of one derivative of u an increment; a number estimates
       it without bias from as many random sign vectors, drawn from `key`.
+
+    ```python
+    wiener.skorohod(lambda dw: dw, 0.5 * jnp.ones((4, 1)), 0.25)  # Σ ΔW² − T = 0
+    ```
     """
     ways = Probes(probes, key)
     check_probes(ways)

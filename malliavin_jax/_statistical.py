@@ -32,6 +32,11 @@ class GaussianMixture(AbstractPotential):
     With responsibilities r_k ∝ w_k N(x; μ_k, Σ_k) and s_k = Σ_k⁻¹ (x − μ_k): ∇L = Σ_k r_k s_k and
     ∇²L = Σ_k r_k [Σ_k⁻¹ − (s_k − ∇L)(s_k − ∇L)ᵀ], which stay accurate where every density underflows.
     Kept are the logarithms of the weights and W_k, the inverse of Σ_k's Cholesky factor (Σ_k⁻¹ = W_kᵀ W_k).
+
+    ```python
+    wells = mj.potentials.GaussianMixture([[-1.0], [1.0]], weights=[0.3, 0.7], covariances=0.2)
+    wells.value(jnp.array([1.0])) < wells.value(jnp.array([-1.0]))  # the heavier well is deeper
+    ```
     """
 
     means: Float[Array, "k d"]
@@ -100,6 +105,12 @@ class LogisticRegression(AbstractMinibatchPotential):
     - `features`: rows a_i, (n, d). `labels`: y, (n,), each 0 or 1. `prior_precision`: λ.
     - `batch_size`: B rows, drawn with replacement, make a batch (None: the whole data).
     - `data_scale`: c. A batch has c n/B in its place and the full prior, which makes it unbiased.
+
+    ```python
+    features, labels = jax.random.normal(jax.random.key(0), (50, 2)), jnp.arange(50) % 2
+    regression = mj.potentials.LogisticRegression(features, labels, batch_size=10)
+    regression.hessian(jnp.zeros(2)).shape  # (2, 2): of all the data; a learner sees minibatches
+    ```
     """
 
     features: Float[Array, "n d"] = eqx.field(converter=functools.partial(float_array, "features"))

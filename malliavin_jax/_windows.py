@@ -35,6 +35,10 @@ class Windowed(eqx.Module):
 
     Where M is not positive definite (εH ≥ 1 in some direction, after X_0) the chain is too coarse for this scheme: the
     weight is NaN from there on, and `weigh` and `observe` raise an error. `Canonical` has no such limit.
+
+    ```python
+    mj.weigh(path, mj.Windowed(4.0)).shape  # (81, 1): a weight for every step
+    ```
     """
 
     rate: float | Scalar
@@ -65,6 +69,11 @@ class Reciprocal(eqx.Module):
     `jacobian="exponential"` takes the paper's left-point exp(−εH_k) (one dimension) for the Jacobian 1 − εH_k of the
     chain the learner really runs, which leaves a bias of order ε. The same limit εH < 1 as for `Windowed` holds
     for the exact Jacobian.
+
+    ```python
+    as_printed = mj.Reciprocal(third="ito", jacobian="exponential")  # the paper, literally
+    mj.weigh(path, as_printed)[-1]
+    ```
     """
 
     third: Third = eqx.field(default="covariation", static=True)
@@ -89,7 +98,13 @@ class Reciprocal(eqx.Module):
 
 
 class FixedWindow(eqx.Module):
-    """A window given as numbers, a_1 … a_n, for conditioning at step n; see `minimum_variance_window`."""
+    """A window given as numbers, a_1 … a_n, for conditioning at step n; see `minimum_variance_window`.
+
+    ```python
+    late = jnp.arange(80) >= 40
+    mj.weigh(path, mj.FixedWindow(late / 40.0))[-1]
+    ```
+    """
 
     window: Float[Array, " steps"]
     third: Third = eqx.field(default="covariation", static=True)

@@ -54,6 +54,11 @@ class Accumulator(eqx.Module):
     `estimate()` is an `Estimate` with the leading axis q, the numbers of
     `jax.vmap(MalliavinField(all_samples, localizer, control))(alphas)` wherever they are trusted. Elsewhere there
     is no tail to fall back on: the value is NaN and its standard error infinite.
+
+    ```python
+    sums = mj.Accumulator(alphas, mj.Laplace(0.5)).add(samples)
+    sums.estimate().value.shape, sums.num_episodes  # (9, 1), 2000
+    ```
     """
 
     alphas: Float[Array, "q d"]
@@ -212,6 +217,12 @@ def accumulate(
       interrupted. A run that finds one goes on behind the chunks it holds: functions among these are not called.
 
     Memory is that of one chunk.
+
+    ```python
+    halves = (jax.tree.map(lambda leaf, i=i: leaf[i::2], samples) for i in (0, 1))
+    sums = mj.accumulate(halves, mj.Accumulator(alphas, mj.Laplace(0.5)))
+    sums.num_episodes  # 2000
+    ```
     """
     journal = _checkpoint.Journal(checkpoint, accumulator=accumulator)
     done, accumulator = _resume(journal, accumulator)
@@ -244,6 +255,12 @@ def observe_and_accumulate(
     The episodes are those of `observe(key, learner, num_episodes=…, …)`, whatever the chunks, and so are the estimates
     up to rounding. `times` and `scheme` are as there, `progress` and `checkpoint` as in `accumulate`; a finished run
     is continued by asking for more episodes.
+
+    ```python
+    empty = mj.Accumulator(alphas, mj.Laplace(0.5))
+    sums = mj.observe_and_accumulate(jax.random.key(0), learner, empty, num_episodes=2000, times=[0.4, 0.8])
+    sums.estimate().stderr
+    ```
     """
     num_episodes, size = check_count("num_episodes", num_episodes), check_count("chunk_size", chunk_size)
     if num_episodes > 2**32:

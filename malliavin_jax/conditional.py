@@ -37,6 +37,10 @@ class Estimate(eqx.Module):
     - `density_stderr`: its standard error.
     - `trusted`: False where the data cannot carry the estimate (α outside the observed region, or a density
       not significantly positive).
+
+    ```python
+    low, high = (estimates.value + z * estimates.stderr for z in (-1.96, 1.96))  # at nine α at once
+    ```
     """
 
     value: Float[Array, " m"]
@@ -202,6 +206,12 @@ def conditional_expectation(
     ℓ = g, the learner's gradient, with the Hessian for Jacobian, is the counterfactual gradient. `stderr` is that of
     the ratio, clustered by episode. The estimate is unbiased for every length of the localizer (up to the core of
     `Gaussian`).
+
+    ```python
+    # E[X² | X = ½] is ¼: here from ℓ = X² with Jacobian 2X
+    half = jnp.array([0.5])
+    mj.conditional_expectation(samples, samples.x**2, 2 * samples.x[..., None], half, mj.Laplace(0.5))
+    ```
     """
     check_samples(samples)
     shape = samples.x.shape
@@ -220,7 +230,12 @@ def conditional_expectation(
 
 
 def density(samples: Samples, alpha: Vector, localizer: Localizer) -> tuple[Scalar, Scalar]:
-    """The density p̂_s(α) of the observed positions, averaged over the times, and its standard error."""
+    """The density p̂_s(α) of the observed positions, averaged over the times, and its standard error.
+
+    ```python
+    p, stderr = mj.density(samples, jnp.array([0.5]), mj.Laplace(0.5))
+    ```
+    """
     nothing = jnp.zeros((*samples.x.shape[:2], 1), samples.x.dtype)
     estimate = conditional_expectation(
         samples, nothing, jnp.zeros((*nothing.shape, samples.dim), nothing.dtype), alpha, localizer
@@ -233,6 +248,10 @@ def score(samples: Samples, alpha: Vector, length: float | Scalar) -> tuple[Vect
 
     The weights' own derivative is not observed, so this average keeps the kernel's bias, of order length². The standard
     error is infinite where the kernel's mass is not significant (α far from the samples).
+
+    ```python
+    slope, stderr = mj.score(samples, jnp.array([0.5]), length=0.2)
+    ```
     """
     check_positive("length", length)
     check_samples(samples)

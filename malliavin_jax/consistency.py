@@ -31,6 +31,10 @@ class Consistency:
     - `weight_mean_z`: the largest |mean S|, over components and conditioning steps, in standard errors (4 is rare).
     - `integration_by_parts`: the mean over components of E[S_i X_i], worst step; 1 expected; None without settings.
     - `findings`: a sentence for each thing that does not fit, with its numbers; none: the data fit the learner.
+
+    ```python
+    print(mj.consistency(recording))  # what was recorded beside what the steps show
+    ```
     """
 
     learners: tuple[LearnerReport, ...]
@@ -80,6 +84,11 @@ def consistency(recording: Recording) -> Consistency:
 
     A finding is a deviation that is both significant (5 standard errors) and large enough to matter (2 % of the
     variance or of the step size, 0.1 of skewness or kurtosis, 0.02 of correlation, 5 % of integration by parts).
+
+    ```python
+    report = mj.consistency(recording)
+    report.ok, report.findings  # True, ()
+    ```
     """
     kinds, member = _learners(recording)
     if len(kinds) > _LEARNERS:

@@ -24,6 +24,10 @@ def split_rhat(positions: Shaped[ArrayLike, "..."], *, method: str = "rank") -> 
 
     [1] A. Vehtari, A. Gelman, D. Simpson, B. Carpenter, P.-C. Bürkner, "Rank-normalization, folding, and
     localization: an improved R-hat for assessing convergence of MCMC", Bayesian Analysis, 2021.
+
+    ```python
+    mj.diagnostics.split_rhat(chain.positions)  # near [1.] if the chains agree
+    ```
     """
     if method not in ("rank", "split"):
         raise ValueError(f"method must be one of rank, split, got {method!r}")
@@ -35,6 +39,10 @@ def effective_sample_size(positions: Shaped[ArrayLike, "..."]) -> Float[Array, "
 
     The number of independent draws whose mean is as precise as that of all positions, measured on the normal
     scores of split chains: n/τ with τ = −1 + 2 Σ ρ_t, the sum cut by Geyer's initial monotone sequence.
+
+    ```python
+    mj.diagnostics.effective_sample_size(chain.positions)
+    ```
     """
     return _per_coordinate(_bulk_ess, positions)
 
@@ -43,6 +51,10 @@ def density_significance(chain: Chain) -> Float[Array, "chains kept"]:
     """The density estimate in units of its standard error at each kept position.
 
     Small values mark where the chain went beyond what the data can carry (the estimate divides by it).
+
+    ```python
+    mj.diagnostics.density_significance(chain).min()
+    ```
     """
     return chain.density / chain.density_stderr
 
@@ -62,6 +74,10 @@ def total_variation(
       it, and positions outside count in full.
 
     n independent draws from π itself are not at zero but at about Σ sqrt(p/(6.28 n)), p the bins' masses.
+
+    ```python
+    mj.diagnostics.total_variation(chain.positions, loss, inverse_temperature=1.0, range=(-3, 3), bins=12)
+    ```
     """
     x, energy, beta, low, high = _against(positions, potential, inverse_temperature, range)
     return _total_variation(x, energy, beta, low, high, check_count("bins", bins))
@@ -95,6 +111,10 @@ def wasserstein(
 
     W_p^p = ∫_0^1 |F̂⁻¹(u) − F⁻¹(u)|^p du, by the midpoint rule with a whole number of nodes per position, at
     least `points` in all. F comes from quadrature on `points` points of `range`, wide enough to hold the law.
+
+    ```python
+    mj.diagnostics.wasserstein(chain.positions, loss, inverse_temperature=1.0, range=(-3, 3), points=201)
+    ```
     """
     x, energy, beta, low, high = _against(positions, potential, inverse_temperature, range)
     if x.shape[1] != 1:
@@ -124,6 +144,13 @@ def convergence_experiment(
     `error(key, value)` runs the whole thing at one value of the setting and returns a non-negative error; it
     is called `repeats` times for each. Returned: `value`; `error`, root mean square over the repeats, and its
     `stderr`; `slope` of log error against log value, by least squares, and its `slope_stderr`.
+
+    ```python
+    rates = mj.diagnostics.convergence_experiment(
+        lambda key, n: abs(jnp.mean(jax.random.normal(key, (1000,))[:n])), [100, 1000], jax.random.key(0)
+    )
+    rates["slope"]  # about -1/2
+    ```
     """
     check_count("repeats", repeats, at_least=2)
     if len(values) < 2:
@@ -148,6 +175,10 @@ def to_arviz(chain: Chain) -> Any:
     """The chain for ArviZ: InferenceData from version 0, DataTree from version 1 on.
 
     Group `posterior` holds `alpha`; `sample_stats` holds the rest, and `finite`, False once a chain diverged.
+
+    ```python
+    data = mj.diagnostics.to_arviz(chain)  # then arviz.plot_trace(data), arviz.summary(data), …
+    ```
     """
     try:
         import arviz

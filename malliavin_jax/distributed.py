@@ -37,7 +37,14 @@ _FIELDS = ("x", "gradient", "hessian", "weight", "observed")
 
 
 def episode_mesh(devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh over `devices` (all devices of all processes) that splits episodes: `with jax.set_mesh(mesh): …`."""
+    """A mesh over `devices` (all devices of all processes) that splits episodes: `with jax.set_mesh(mesh): …`.
+
+    ```python
+    mesh = mj.distributed.episode_mesh(jax.devices()[:1])  # without an argument, all devices
+    with jax.set_mesh(mesh):
+        spread = mj.distributed.split(samples)
+    ```
+    """
     devices = jax.devices() if devices is None else list(devices)
     if not devices:
         raise ValueError("devices must not be empty")
@@ -45,7 +52,13 @@ def episode_mesh(devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def split(tree: PyTree) -> PyTree:
-    """Arrays that every process holds whole, their leading axis split over the mesh: starting points of chains, say."""
+    """Arrays that every process holds whole, their leading axis split over the mesh: starting points of chains, say.
+
+    ```python
+    with jax.set_mesh(mj.distributed.episode_mesh(jax.devices()[:1])):
+        starts = mj.distributed.split(np.zeros((8, 1), np.float32))  # for eight chains
+    ```
+    """
     sharding = _sharding()
 
     def place(leaf: Any) -> jax.Array:
@@ -60,6 +73,11 @@ def join(tree: PyTree) -> PyTree:
     """Arrays of which every process holds a part, of equal length, as one: samples recorded on many machines, say.
 
     The parts follow one another in the order of the processes.
+
+    ```python
+    with jax.set_mesh(mj.distributed.episode_mesh(jax.devices()[:1])):
+        together = mj.distributed.join(samples)  # each process brings its own
+    ```
     """
     sharding = _sharding()
 
@@ -75,6 +93,11 @@ def save(directory: str | Path, samples: Samples) -> None:
     """Write `samples` into `directory`, each process those of its own devices (`.npz`, no pickle).
 
     Returns when all processes have written.
+
+    ```python
+    mj.distributed.save(folder / "parts", samples)
+    mj.distributed.load(folder / "parts").num_episodes  # 2000
+    ```
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -92,7 +115,13 @@ def save(directory: str | Path, samples: Samples) -> None:
 
 
 def load(directory: str | Path) -> Samples:
-    """The samples that `save` wrote, on any number of processes and devices: split over the mesh, if one is set."""
+    """The samples that `save` wrote, on any number of processes and devices: split over the mesh, if one is set.
+
+    ```python
+    mj.distributed.save(folder / "other_parts", samples)
+    again = mj.distributed.load(folder / "other_parts")
+    ```
+    """
     directory = Path(directory)
     paths = _parts(directory)
     if not paths or {_number_of(path) for path in paths} != {len(paths)}:

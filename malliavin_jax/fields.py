@@ -31,6 +31,10 @@ class TrueField(eqx.Module):
     """The field of a known potential: what a perfect estimator would return.
 
     Its standard errors are zero and its density, which it has none of, is NaN.
+
+    ```python
+    mj.TrueField(loss)(jnp.array([0.5])).value  # loss.gradient there
+    ```
     """
 
     potential: AbstractPotential
@@ -57,6 +61,12 @@ class MalliavinField(eqx.Module):
     the box of observed positions) the value passes, between three and one and a half standard errors, to an average
     of the observed tangent planes g_i + H_i (α − X_i) around α, continued with a positive stiffness outside the box;
     `stderr` is infinite there.
+
+    ```python
+    field = mj.MalliavinField(samples)
+    estimates = jax.jit(jax.vmap(field))(alphas)
+    estimates.value.shape, estimates.trusted.all()
+    ```
     """
 
     folds: tuple[Fold, ...]
@@ -119,6 +129,10 @@ class FreshField(eqx.Module):
     - `time`: the conditioning time s, a multiple of the learner's step size.
     - `localizer`: must be given, because choosing one at every step would cost more than the step.
     - `control`: a fixed potential that assists, or None.
+
+    ```python
+    fresh = mj.FreshField(learner, mj.Laplace(0.5), num_episodes=2000, time=0.8)  # fresh(alpha, key=key) observes anew
+    ```
     """
 
     learner: ForwardLearner
@@ -166,6 +180,11 @@ class TabulatedField(eqx.Module):
     4096 of) the centres of the cells and of their faces and edges, one of which is worst for linear interpolation of a
     smooth field, whatever the signs of its second derivatives. Outside the grid the value at the nearest point is
     continued with the stiffness 1/(half-width)².
+
+    ```python
+    table = mj.TabulatedField(mj.TrueField(loss), (jnp.linspace(-1.5, 1.5, 33),))
+    table.interpolation_error  # small; `field` in place of the true one makes chains fast
+    ```
     """
 
     estimates: Estimate

@@ -38,6 +38,16 @@ class ForwardLearner(eqx.Module):
       learner moves along the noisy gradient, and the noisy gradient is what is observed.
     - `restart_probability`: chance of a restart before each step. Episode lengths are then geometric and
       independent of the path, as integration by parts needs; 0 means that no episode stops early.
+
+    ```python
+    mj.ForwardLearner(
+        mj.potentials.Quartic(),
+        lambda key: jax.random.normal(key, (2,)),  # where episodes start
+        step_size=0.01,
+        gradient_noise=0.5,
+        restart_probability=0.002,
+    )
+    ```
     """
 
     potential: AbstractPotential
@@ -57,7 +67,12 @@ class ForwardLearner(eqx.Module):
 
 
 class Point(NamedTuple):
-    """What is observed at one step."""
+    """What is observed at one step.
+
+    ```python
+    point = mj.Point(jnp.zeros(1), loss.gradient(jnp.zeros(1)), loss.hessian(jnp.zeros(1)))
+    ```
+    """
 
     x: Vector
     gradient: Vector
@@ -65,7 +80,14 @@ class Point(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """One step of the learner, as observed: `before` at k, `after` at k + 1."""
+    """One step of the learner, as observed: `before` at k, `after` at k + 1.
+
+    ```python
+    rows = [mj.Point(*(leaf[0, k] for leaf in (paths.x, paths.gradient, paths.hessian))) for k in (0, 1)]
+    step = mj.Transition(*rows, paths.step_size[0], paths.inverse_temperature[0])
+    state = mj.Canonical().step(mj.Canonical().init(1, jnp.float32), step)
+    ```
+    """
 
     before: Point
     after: Point
@@ -74,7 +96,12 @@ class Transition(NamedTuple):
 
 
 class Path(eqx.Module):
-    """One observed episode; rows past `length` steps, after the episode stopped, hold NaN."""
+    """One observed episode; rows past `length` steps, after the episode stopped, hold NaN.
+
+    ```python
+    path.x.shape, path.num_steps  # (81, 1), 80
+    ```
+    """
 
     x: Float[Array, "points d"]
     gradient: Float[Array, "points d"]
@@ -264,6 +291,11 @@ def simulate(key: Key, learner: ForwardLearner, num_steps: int) -> Path:
         paths = jax.vmap(lambda k: mj.simulate(k, learner, 80))(jax.random.split(key, 5000))
 
     is, key for key, what `observe(key, learner, num_episodes=5000, …)` weighs without storing it.
+
+    ```python
+    path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
+    path.x.shape  # (81, 1): row 0 is the start
+    ```
     """
     num_steps = check_count("num_steps", num_steps)
     initial_shape(learner)

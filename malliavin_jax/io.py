@@ -45,6 +45,11 @@ def load(
     - `on_bad`: "refuse" the first bad episode, or "drop" the bad ones, as in `Recording`.
     - `max_bytes`: refuse a `.npz` file that unpacks to more (default 8 GiB). A folder has no limit: its files are
       mapped into memory and read in parts (`Recording.chunks`), except for one long log, which is cut in memory.
+
+    ```python
+    mj.io.save(recording, folder / "log.npz")
+    mj.io.load(folder / "log.npz").num_episodes  # 2000
+    ```
     """
     path = Path(path)
     if path.is_dir():
@@ -81,6 +86,11 @@ def save(recording: Recording, path: str | os.PathLike, *, compress: bool = Fals
     """Write a recording to `path`: a `.npz` file if it is called so, else a folder of `.npy` files, in parts.
 
     `compress` is for `.npz` files. Dropped episodes are not written. A file is replaced whole or not at all.
+
+    ```python
+    mj.io.save(recording, folder / "episodes")  # a folder of .npy files, which may be larger than memory
+    mj.io.load(folder / "episodes").dim  # 1
+    ```
     """
     path = Path(path)
     settings = {

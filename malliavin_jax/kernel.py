@@ -82,6 +82,10 @@ class NadarayaWatson(eqx.Module):
     (Σ_e K_e)²/Σ_e K_e² ≥ 10, for ΣK ≥ 1 (one sample standing at α weighs 1), and for α in the box of the
     observed points. Elsewhere the value is the same ratio, free of underflow (far away it is the gradient of
     the nearest sample), and its standard error is infinite.
+
+    ```python
+    mj.kernel.NadarayaWatson(samples, bandwidth=0.1)(jnp.array([0.5])).value
+    ```
     """
 
     points: Points
@@ -103,6 +107,10 @@ class LocalPolynomial(eqx.Module):
     episodes than the polynomial has terms (and for 10), for a value no noisier than one observed gradient
     (e₀ᵀA⁻¹e₀ ≤ 1), and for α in the box of the observed points. Where only the last fails, the value is the
     polynomial's extrapolation; elsewhere it is that of `NadarayaWatson`. Its standard error is then infinite.
+
+    ```python
+    mj.kernel.LocalPolynomial(samples, bandwidth=0.4, degree=2)(jnp.array([0.5])).value
+    ```
     """
 
     points: Points
@@ -148,6 +156,10 @@ def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: Arr
     through the least error and its two neighbours. A minimum at an end of the grid moves the grid beyond that
     end (by a factor of 74), at most twice; a minimum still at an end is returned as it is. At the upper end a
     global polynomial predicts best; at the lower end the gradients are free of noise.
+
+    ```python
+    h = mj.kernel.cross_validated_bandwidth(samples, candidates=np.array([0.1, 0.2, 0.4]))
+    ```
     """
     check_samples(samples)
     degree = _degree(degree, (0, 1, 2, 3))
@@ -169,6 +181,10 @@ def short_localizer(samples: Samples) -> AbstractLocalizer:
     Malliavin term is off by a factor, and the error of the estimate is of the order of that factor times the length
     squared. At the cross-validated bandwidth of Nadaraya–Watson it is at worst comparable to that kernel's bias, and a
     control (`MalliavinField(samples, short_localizer(samples))` fits one) takes most of it away.
+
+    ```python
+    mj.kernel.short_localizer(samples)  # Laplace, at the length of a kernel
+    ```
     """
     length = cross_validated_bandwidth(samples, 0)
     return Laplace(length) if samples.dim == 1 else Gaussian(length, length / 4)

@@ -36,6 +36,10 @@ class Chain(eqx.Module):
     - `gradients`: the field's estimate of ∇L at each of these positions.
     - `gradient_stderr`, `density`, `density_stderr`, `trusted`: as in `Estimate`, at these positions.
     - `diverged`: True for a chain that became non-finite; it stays so from there on.
+
+    ```python
+    chain.positions.shape, chain.trusted.mean()  # (8, 80, 1), and the share of trusted steps
+    ```
     """
 
     positions: Float[Array, "chains kept d"]
@@ -64,6 +68,14 @@ def langevin(
 
     [1] B. Leimkuhler, C. Matthews, "Rational construction of stochastic numerical methods for molecular
     sampling", Applied Mathematics Research eXpress, 2013.
+
+    ```python
+    import optax
+
+    moves = optax.chain(optax.clip(10.0), mj.langevin(0.05, 1.0, jax.random.key(0)))
+    state = moves.init(jnp.zeros(1))
+    move, state = moves.update(jnp.ones(1), state)
+    ```
     """
     _check_rule(step_size, inverse_temperature, method)
 
@@ -120,6 +132,13 @@ def passive_langevin(
 
     Without `progress` and `checkpoint` the run is one compiled call, and may itself be under `jit`.
     A chain that becomes non-finite is marked in `Chain.diverged`, with a warning; the others are unharmed.
+
+    ```python
+    start = jnp.zeros((8, 1))
+    chain = mj.passive_langevin(
+        jax.random.key(1), field, start, num_steps=100, burn_in=20, step_size=0.05, inverse_temperature=1.0
+    )
+    ```
     """
     x = float_array("initial", initial)
     check_shape("initial", x, (None, None))

@@ -28,7 +28,17 @@ Localizer = Callable[[Vector], tuple[Scalar, Vector]]
 
 
 class AbstractLocalizer(eqx.Module):
-    """A function y ↦ (K, G) with K of shape () and G of shape (d,)."""
+    """A function y ↦ (K, G) with K of shape () and G of shape (d,).
+
+    ```python
+    class Box(mj.AbstractLocalizer):  # the kernel ½·1{|y| < 1}, and the field that removes its bias
+        def __call__(self, y):
+            inside = jnp.abs(y) < 1
+            return 0.5 * inside[0], jnp.where(inside, (jnp.sign(y) - y) / 2, 0)
+
+    mj.density(samples, jnp.array([0.5]), Box())
+    ```
+    """
 
     @abc.abstractmethod
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
@@ -36,7 +46,12 @@ class AbstractLocalizer(eqx.Module):
 
 
 class Heaviside(AbstractLocalizer):
-    """The paper's: K = 0, G = 1{y > 0}, in one dimension. It has no derivative in α, and says so."""
+    """The paper's: K = 0, G = 1{y > 0}, in one dimension. It has no derivative in α, and says so.
+
+    ```python
+    mj.Heaviside()(jnp.array([0.3]))  # K = 0, G = [1.]
+    ```
+    """
 
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
         _one_dimension(self, y)
@@ -44,7 +59,12 @@ class Heaviside(AbstractLocalizer):
 
 
 class Centered(AbstractLocalizer):
-    """The centred limit h → ∞ of every localizer: K = 0, G = ½ sign(y), in one dimension. No derivative in α."""
+    """The centred limit h → ∞ of every localizer: K = 0, G = ½ sign(y), in one dimension. No derivative in α.
+
+    ```python
+    mj.Centered()(jnp.array([-0.3]))  # K = 0, G = [-0.5]
+    ```
+    """
 
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
         _one_dimension(self, y)
@@ -56,6 +76,10 @@ class Laplace(AbstractLocalizer):
 
     The two-sided form of the exponential localizer that Bouchard, Ekeland & Touzi (2004) show to be optimal. G jumps at
     y = 0, so the estimate jumps at every sample and has no derivative in α: `Gaussian` has one.
+
+    ```python
+    K, G = mj.Laplace(0.5)(jnp.array([0.3]))  # K = e^{-0.6}, G = [e^{-0.6}/2]
+    ```
     """
 
     length: float | Scalar
@@ -81,6 +105,11 @@ class Gaussian(AbstractLocalizer):
     With C(e) replaced by 1 this would be exact, but singular at 0 with infinite variance for d ≥ 2; the core puts the
     fourth-order kernel 2K_e − K_{√2 e} in place of the Dirac mass, a bias of order e⁴. Smooth: its derivative in α
     estimates the Hessian. See Kohatsu-Higa & Yasuda (2009) for the formula with a core.
+
+    ```python
+    K, G = mj.Gaussian(0.5, core=0.05)(jnp.array([0.3, -0.1]))
+    G.shape  # (2,)
+    ```
     """
 
     length: float | Scalar

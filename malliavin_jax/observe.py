@@ -41,6 +41,11 @@ class Samples(eqx.Module):
     - `observed`: False where the episode had stopped before that time; the other arrays hold NaN there.
 
     The leading axes are (episodes, times). Points of one episode are dependent, episodes are not.
+
+    ```python
+    samples.num_episodes, samples.num_times, samples.dim  # 2000, 2, 1
+    first_half = jax.tree.map(lambda leaf: leaf[:1000], samples)  # fewer episodes
+    ```
     """
 
     x: Float[Array, "episodes times d"]
@@ -89,6 +94,11 @@ def observe(
 
     Episode i is `simulate(jax.random.split(key, num_episodes)[i], learner, …)` weighed by `weigh`; the numbers do not
     depend on `times`, on batching or on the number of devices.
+
+    ```python
+    few = mj.observe(jax.random.key(2), learner, num_episodes=2000, times=[0.4, 0.8])
+    few.x.shape  # (2000, 2, 1)
+    ```
     """
     num_episodes = check_count("num_episodes", num_episodes)
     _, dtype = initial_shape(learner)
@@ -162,7 +172,13 @@ def _over_episodes(episode: Callable[[Key], Any], key: Key, first: Array | int, 
 
 
 class Weighed(eqx.Module):
-    """Positions, gradients and weights as in `Samples`, without Hessians: memory is O(d) a point."""
+    """Positions, gradients and weights as in `Samples`, without Hessians: memory is O(d) a point.
+
+    ```python
+    bare = mj.Weighed(samples.x, samples.gradient, samples.weight, samples.observed)  # no Hessians
+    bare.weight.shape  # (2000, 2, 1)
+    ```
+    """
 
     x: Float[Array, "episodes times d"]
     gradient: Float[Array, "episodes times d"]
@@ -181,6 +197,15 @@ def observe_weights(
     """The episodes of `observe` without their Hessians, for dimensions in which no d × d array is wanted.
 
     With a `potentials.MatrixFree` loss and `Windowed(rate, neumann=m)` nothing larger than (d,) is made for an episode.
+
+    ```python
+    quartic = mj.potentials.MatrixFree(lambda x: jnp.sum(x**4) / 4, lambda x: x**3, lambda x, v: 3 * x**2 * v)
+    wide = mj.ForwardLearner(quartic, lambda key: jnp.zeros(100), step_size=0.01)
+    bare = mj.observe_weights(
+        jax.random.key(0), wide, num_episodes=10, times=[0.1], scheme=mj.Windowed(4.0, neumann=2)
+    )
+    bare.weight.shape  # (10, 1, 100), and no 100 × 100 array
+    ```
     """
     num_episodes = check_count("num_episodes", num_episodes)
     _, dtype = initial_shape(learner)
@@ -238,6 +263,11 @@ def samples_from_paths(
       whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends an episode must
       not depend on its path: integration by parts does not hold given an event of the noise (see `Recording`).
     - `scheme`: as in `observe`.
+
+    ```python
+    recorded = mj.samples_from_paths(paths.x, paths.gradient, paths.hessian, step_size=0.01, times=[0.4, 0.8])
+    recorded.weight.shape  # (2000, 2, 1)
+    ```
     """
     x, gradient = float_array("x", x), float_array("gradient", gradient)
     hessian = None if hessian is None else float_array("hessian", hessian)

@@ -1,14 +1,12 @@
-"""One function per picture; each draws on an Axes and returns it.
+"""One function per picture; each draws on an Axes (a new one if none is given) and returns it.
 
-Colours are those of Okabe & Ito, told apart by colour-blind readers and in grey print.
+Colours are those of Okabe & Ito, told apart by colour-blind readers and in grey print; maps are "cividis" for a loss
+and "PuOr" for what has a sign. Several curves are handed in as a mapping from their names, which become the legend.
+Where an estimate is not trusted its curve is dotted and has no band, and its arrow is left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg", force=False)
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -18,46 +16,65 @@ from .conditional import Estimate
 from .recovery import Loss
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-TRUTH = {"color": "black", "linestyle": "--", "linewidth": 1.2, "label": "truth"}
+TRUTH: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.2, "label": "truth"}
+STATE, SLOPE = "α (units of the state)", "∇L(α) (loss per unit of state)"
+PLANE = {"xlabel": "α₁ (units of the state)", "ylabel": "α₂ (units of the state)"}
 
 
-def _axes(ax: Axes | None) -> Axes:
-    return plt.subplots(figsize=(6.0, 4.0), layout="constrained")[1] if ax is None else ax
+def observed_paths(x: Any, *, step_size: float, ax: Axes | None = None) -> Axes:
+    """Episodes as they were observed, one line each: positions `x` (episodes, points, 1) against time.
 
-
-def _limits(ax: Axes, truth: Any) -> None:
-    """Scale by the truth: a wild estimate must not flatten everything else."""
-    low, high = float(np.nanmin(truth)), float(np.nanmax(truth))
-    ax.set_ylim(low - 0.35 * (high - low), high + 0.35 * (high - low))
+    ```python
+    plots.observed_paths(paths.x[:5], step_size=0.01)
+    ```
+    """
+    ax, rows = _axes(ax), np.asarray(x)[..., 0]
+    time = step_size * np.arange(rows.shape[1])
+    for number, row in enumerate(rows):
+        ax.plot(time, row, color=COLOURS[number % len(COLOURS)], linewidth=0.8, alpha=0.8)
+    ax.set(xlabel="time within the episode (steps × step size)", ylabel="X (units of the state)")
+    return ax
 
 
 def gradient_bands(
-    alphas: Any, estimates: Mapping[str, Estimate], truth: Any = None, *, ax: Axes | None = None
+    alphas: Any, estimates: Mapping[str, Estimate], truth: Any = None, *, ylabel: str = SLOPE, ax: Axes | None = None
 ) -> Axes:
-    """Estimated gradients on a one-dimensional grid, each with its band of ± 1.96 standard errors."""
+    """Estimated gradients on a one-dimensional grid, each with its band of ± 1.96 standard errors.
+
+    `ylabel` serves estimates of something else, such as another conditional expectation.
+
+    ```python
+    plots.gradient_bands(alphas, {"estimate": estimates}, jax.vmap(loss.gradient)(alphas))
+    ```
+    """
     ax, alphas = _axes(ax), np.asarray(alphas).ravel()
-    for colour, (name, estimate) in zip(COLOURS, estimates.items(), strict=False):
-        value, error = np.asarray(estimate.value)[:, 0], 1.96 * np.asarray(estimate.stderr)[:, 0]
-        ax.plot(alphas, value, color=colour, label=name)
-        ax.fill_between(alphas, value - error, value + error, color=colour, alpha=0.2, linewidth=0)
+    for style, (name, estimate) in _styled(estimates):
+        value, stderr = np.asarray(estimate.value)[:, 0], np.asarray(estimate.stderr)[:, 0]
+        _band(ax, alphas, value, stderr, np.asarray(estimate.trusted), style, name)
     if truth is not None:
         ax.plot(alphas, np.asarray(truth).ravel(), **TRUTH)
         _limits(ax, truth)
-    ax.set(xlabel="α (units of the state)", ylabel="∇L(α) (loss per unit of state)")
+    ax.set(xlabel=STATE, ylabel=ylabel)
     ax.legend(frameon=False)
     return ax
 
 
 def chain_trace(gradients: Mapping[str, Any], truths: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """Gradient estimates along one chain against the true gradient at the same positions, step by step."""
-    ax = _axes(ax)
-    for colour, name in zip(COLOURS, gradients, strict=False):
-        error = np.asarray(gradients[name]).ravel() - np.asarray(truths[name]).ravel()
-        size = np.maximum(np.abs(error), 1e-8)
-        ax.plot(size, ".", markersize=2.5, color=colour, label=name, alpha=0.7)
+    """The error of the gradient at each step of a chain: estimates against the truth at the same positions.
+
+    ```python
+    true = jax.vmap(loss.gradient)(chain.positions[0])
+    plots.chain_trace({"malliavin_jax": chain.gradients[0]}, {"malliavin_jax": true})
+    ```
+    """
+    ax, top = _axes(ax), 0.0
+    for style, (name, gradient) in _styled(gradients):
+        error = np.abs(np.asarray(gradient).ravel() - np.asarray(truths[name]).ravel())
+        top = max(top, float(np.max(error)))
+        ax.plot(np.maximum(error, 1e-8), ".", markersize=2.5, color=style["color"], label=name, alpha=0.7)
     ax.set_yscale("log")
     ax.set(xlabel="step of the outer chain", ylabel="|estimate − ∇L(α_k)| (loss per unit of state)")
-    ax.set_ylim(top=1e4 if np.max([np.max(np.abs(np.asarray(g))) for g in gradients.values()]) > 1 else None)
+    ax.set_ylim(top=max(top, 1e-8) * 30)  # room for the legend
     ax.legend(loc="upper center", ncols=len(gradients), frameon=False, markerscale=4)
     return ax
 
@@ -65,27 +82,249 @@ def chain_trace(gradients: Mapping[str, Any], truths: Mapping[str, Any], *, ax: 
 def histogram_against_gibbs(
     positions: Mapping[str, Any], grid: Any, density: Any, *, bins: int = 40, ax: Axes | None = None
 ) -> Axes:
-    """Histograms of chains, with the Gibbs density they should have."""
+    """Histograms of chains over the span of `grid`, with the Gibbs `density` they should have on it.
+
+    ```python
+    grid = np.linspace(-2, 2, 101)
+    gibbs = np.exp(-jax.vmap(loss.value)(grid[:, None]))
+    plots.histogram_against_gibbs({"chains": chain.positions}, grid, gibbs / np.trapezoid(gibbs, grid), bins=20)
+    ```
+    """
     ax, grid = _axes(ax), np.asarray(grid)
     edges = np.linspace(grid[0], grid[-1], bins + 1)
-    for colour, (name, x) in zip(COLOURS, positions.items(), strict=False):
-        ax.hist(np.asarray(x).ravel(), edges, density=True, histtype="step", linewidth=1.5, color=colour, label=name)
+    for style, (name, x) in _styled(positions):
+        ax.hist(np.asarray(x).ravel(), edges, density=True, histtype="step", linewidth=1.5, label=name, **style)
     ax.plot(grid, np.asarray(density), **{**TRUTH, "label": "Gibbs density"})
-    ax.set(xlabel="α (units of the state)", ylabel="density (1/unit of state)")
+    ax.set(xlabel=STATE, ylabel="density (1/unit of state)")
     ax.legend(frameon=False)
     return ax
 
 
 def loss_recovery(losses: Mapping[str, Loss], grid: Any = None, truth: Any = None, *, ax: Axes | None = None) -> Axes:
-    """Recovered losses in one dimension with ± 1.96 standard errors, and the true one; all have minimum 0."""
+    """Recovered losses in one dimension with ± 1.96 standard errors, and the true one; all have minimum 0.
+
+    ```python
+    plots.loss_recovery({"integrated": mj.loss_from_field(field, jnp.linspace(-1.0, 1.0, 21))})
+    ```
+    """
     ax = _axes(ax)
-    for colour, (name, loss) in zip(COLOURS, losses.items(), strict=False):
-        value, error = np.asarray(loss.value), 1.96 * np.asarray(loss.stderr)
-        ax.plot(np.asarray(loss.grid), value, color=colour, label=name)
-        ax.fill_between(np.asarray(loss.grid), value - error, value + error, color=colour, alpha=0.2, linewidth=0)
+    for style, (name, loss) in _styled(losses):
+        value, stderr = np.asarray(loss.value), np.asarray(loss.stderr)
+        _band(ax, np.asarray(loss.grid), value, stderr, np.isfinite(value), style, name)
     if truth is not None:
         ax.plot(np.asarray(grid), np.asarray(truth), **TRUTH)
         _limits(ax, truth)
-    ax.set(xlabel="α (units of the state)", ylabel="loss, up to a constant")
+    ax.set(xlabel=STATE, ylabel="loss, up to a constant")
     ax.legend(frameon=False)
     return ax
+
+
+def convergence(
+    results: Mapping[str, Mapping[str, Any]],
+    *,
+    xlabel: str = "episodes N",
+    ylabel: str = "RMSE of ∇L (loss per unit of state)",
+    ax: Axes | None = None,
+) -> Axes:
+    """Errors of `diagnostics.convergence_experiment` on logarithmic axes, each with its fitted line and slope.
+
+    ```python
+    means = mj.diagnostics.convergence_experiment(
+        lambda key, n: abs(jnp.mean(jax.random.normal(key, (1000,))[:n])), [100, 1000], jax.random.key(0)
+    )
+    plots.convergence({"mean of n normals": means}, xlabel="n", ylabel="RMSE")
+    ```
+    """
+    ax = _axes(ax)
+    for (style, (name, result)), marker in zip(_styled(results), "osD^v<>ph" * len(results), strict=False):
+        value, error = np.asarray(result["value"], float), np.asarray(result["error"])
+        slope, spread = float(result["slope"]), float(result["slope_stderr"])
+        label = f"{name}: slope {slope:.2f} ± {spread:.2f}"
+        ax.errorbar(
+            value,
+            error,
+            np.asarray(result["stderr"]),
+            fmt=marker,
+            markersize=5,
+            capsize=2,
+            label=label,
+            color=style["color"],
+        )
+        middle, height = np.log(value).mean(), np.log(error).mean()
+        ax.plot(value, np.exp(height + slope * (np.log(value) - middle)), linewidth=1.2, **style)
+    ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    ax.legend(frameon=False)
+    return ax
+
+
+def error_comparison(
+    errors: Mapping[str, Mapping[str, float]],
+    *,
+    xlabel: str = "RMSE of ∇L (loss per unit of state)",
+    ax: Axes | None = None,
+) -> Axes:
+    """Errors of several methods in several cases, `errors[method][case]`, as marks on a logarithmic axis.
+
+    Cases stand below one another in the order of their first mention; a method may leave some out.
+
+    ```python
+    plots.error_comparison({"ours": {"d = 1": 0.02, "d = 2": 0.03}, "kernel": {"d = 1": 0.05, "d = 2": 0.09}})
+    ```
+    """
+    ax = _axes(ax)
+    cases = list(dict.fromkeys(case for row in errors.values() for case in row))
+    for height in range(len(cases)):
+        ax.axhline(height, color="0.85", linewidth=0.8, zorder=0)
+    for (style, (name, row)), marker in zip(_styled(errors), "osD^v<>ph" * len(errors), strict=False):
+        heights = [cases.index(case) for case in row]
+        ax.plot(list(row.values()), heights, marker, markersize=7, color=style["color"], label=name, alpha=0.9)
+    ax.set(xscale="log", xlabel=xlabel, yticks=range(len(cases)), yticklabels=cases)
+    ax.set_ylim(len(cases) - 0.5, -0.5)
+    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(3, len(errors)))
+    return ax
+
+
+def weight_tails(weights: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
+    """How often a weight S(u) exceeds t, with E[S²] in the legend: the stuff that variance is made of.
+
+    ```python
+    plots.weight_tails({"canonical": samples.weight})
+    ```
+    """
+    ax, left = _axes(ax), np.inf
+    for style, (name, weight) in _styled(weights):
+        size = np.sort(np.abs(np.asarray(weight, float).ravel()))
+        share = 1 - np.arange(len(size)) / len(size)
+        left = min(left, 0.1 * np.median(size))
+        ax.plot(size, share, label=f"{name}: E[S²] = {np.mean(size**2):.3g}", **style)
+    ax.set(xscale="log", yscale="log", xlabel="t (1/unit of state)", ylabel="share of episodes with |S| ≥ t (1)")
+    ax.set_xlim(left=left)
+    ax.legend(frameon=False)
+    return ax
+
+
+def bias_and_error(lengths: Any, results: Mapping[str, tuple[Any, Any]], *, ax: Axes | None = None) -> Axes:
+    """Bias (dashed) and RMSE (full) of each estimator at each length: `results[name] = bias, error`.
+
+    ```python
+    plots.bias_and_error([0.1, 0.3, 1.0], {"kernel": ([0.01, 0.1, 1.0], [0.3, 0.2, 1.0])})
+    ```
+    """
+    ax = _axes(ax)
+    for style, (name, (bias, error)) in _styled(results):
+        ax.plot(lengths, np.asarray(error), label=f"{name}: error", **style)
+        ax.plot(lengths, np.asarray(bias), label=f"{name}: bias", **{**style, "linestyle": "--"})
+    ax.set(xscale="log", yscale="log", xlabel="length h (units of the state)", ylabel="of ∇L (loss per unit of state)")
+    ax.legend(frameon=False)
+    return ax
+
+
+def loss_surface(grid: Any, value: Any, *, ceiling: float | None = None, ax: Axes | None = None) -> Axes:
+    """A loss on two axes, `value` (nodes, nodes), as filled contours from its minimum up to `ceiling` above it.
+
+    Blank where it is higher, or not known (NaN).
+
+    ```python
+    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+    plots.loss_surface(axes, np.add.outer(axes[0] ** 2, axes[1] ** 2), ceiling=1.0)
+    ```
+    """
+    ax, height = _axes(ax), np.asarray(value, float)
+    height = height - np.nanmin(height)
+    top = float(np.nanmax(height)) if ceiling is None else ceiling
+    levels = np.linspace(0, top, 13)
+    x, y = (np.asarray(axis) for axis in grid)
+    filled = ax.contourf(x, y, height.T, levels, cmap="cividis")
+    ax.contour(x, y, height.T, levels, colors="white", linewidths=0.4, alpha=0.6)
+    ax.figure.colorbar(filled, ax=ax, label="loss, above its minimum")
+    ax.set(**PLANE)
+    return ax
+
+
+def field_arrows(grid: Any, fields: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
+    """Descent directions −∇L on two axes, one colour a field; draw `loss_surface` beneath for the landscape.
+
+    A field is an `Estimate` with `value` (nodes, nodes, 2), or that array. Arrows keep their direction; their lengths
+    are compressed to |g|/(|g| + m), m the median of |g| over all fields, or one steep wall would hide the rest.
+
+    ```python
+    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+    plots.field_arrows(axes, {"∇ of |α|²/2": np.stack(np.meshgrid(*axes, indexing="ij"), -1)})
+    ```
+    """
+    ax = _axes(ax)
+    x, y = (np.asarray(axis) for axis in grid)
+    vectors = {name: _known(field) for name, field in fields.items()}
+    median = np.nanmedian(np.concatenate([np.linalg.norm(v, axis=-1).ravel() for v in vectors.values()]))
+    longest = 1.4 * min(np.diff(x).min(), np.diff(y).min())
+    at = np.meshgrid(x, y, indexing="ij")
+    for number, (name, vector) in enumerate(vectors.items()):
+        size = np.linalg.norm(vector, axis=-1, keepdims=True)
+        u, v = np.moveaxis(-longest * vector / (size + median), -1, 0)
+        # The first is black and broad, so that the others can lie on it and both be seen.
+        colour, width = (COLOURS[number % len(COLOURS)], 0.0035) if number else ("black", 0.007)
+        shape: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": width, "pivot": "mid"}
+        ax.quiver(*at, u, v, color=colour, label=name, **shape)
+    ax.set(**PLANE)
+    ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(vectors), frameon=False)
+    return ax
+
+
+def curl_map(grid: Any, field: Any, *, limit: float | None = None, ax: Axes | None = None) -> Axes:
+    """The curl ∂₁G₂ − ∂₂G₁ of a field G on two axes, by central differences: 0 for a gradient, so what shows is error.
+
+    `limit` is the value of the darkest colour; without it, the largest that occurs.
+
+    ```python
+    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+    plots.curl_map(axes, np.stack(np.meshgrid(*axes, indexing="ij"), -1), limit=1.0)  # a gradient: no colour
+    ```
+    """
+    ax = _axes(ax)
+    x, y = (np.asarray(axis) for axis in grid)
+    vector = _known(field)
+    curl = np.gradient(vector[..., 1], x, axis=0) - np.gradient(vector[..., 0], y, axis=1)
+    top = float(np.nanmax(np.abs(curl))) if limit is None else limit
+    drawn = ax.pcolormesh(x, y, curl.T, cmap="PuOr", vmin=-top, vmax=top, shading="nearest", rasterized=True)
+    ax.figure.colorbar(drawn, ax=ax, label="curl of the estimate (loss per unit of state²)")
+    ax.set(**PLANE)
+    return ax
+
+
+# --- the pieces ------------------------------------------------------------------------------------------
+
+
+def _axes(ax: Axes | None) -> Axes:
+    return plt.subplots(figsize=(6.0, 4.0), layout="constrained")[1] if ax is None else ax
+
+
+def _styled(curves: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], tuple[str, Any]]]:
+    """Each item with its colour; past the last colour they begin again, with another line."""
+    for number, item in enumerate(curves.items()):
+        around, colour = divmod(number, len(COLOURS))
+        yield {"color": COLOURS[colour], "linestyle": ("-", "-.", ":")[around % 3]}, item
+
+
+def _band(ax: Axes, x: Any, value: Any, stderr: Any, trusted: Any, style: dict[str, Any], name: str) -> None:
+    """A curve with ± 1.96 standard errors where it is trusted, dotted on and beside the rest."""
+    doubtful = ~trusted & np.isfinite(value)
+    ax.plot(x, np.where(trusted, value, np.nan), label=name, **style)
+    if doubtful.any():
+        reach = doubtful | np.append(doubtful[1:], False) | np.append(False, doubtful[:-1])
+        ax.plot(x, np.where(reach, value, np.nan), color=style["color"], linestyle=":", linewidth=1.0)
+    error = 1.96 * np.where(trusted & np.isfinite(stderr), stderr, np.nan)
+    ax.fill_between(x, value - error, value + error, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def _limits(ax: Axes, truth: Any) -> None:
+    """Scale by the truth: a wild estimate must not flatten everything else."""
+    low, high = float(np.nanmin(truth)), float(np.nanmax(truth))
+    margin = 0.35 * (high - low) or 1.0
+    ax.set_ylim(low - margin, high + margin)
+
+
+def _known(field: Any) -> np.ndarray:
+    """The values of a field on a grid, NaN where it is not trusted."""
+    if isinstance(field, Estimate):
+        return np.where(np.asarray(field.trusted)[..., None], np.asarray(field.value), np.nan)
+    return np.asarray(field, float)

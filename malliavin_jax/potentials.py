@@ -32,6 +32,11 @@ class Potential(AbstractPotential):
     Callables that are PyTrees (an `eqx.Module`, or a method of one) keep their parameters as leaves, so that
     derivatives from outside flow into them; plain functions become static. Nothing checks that the three
     agree with one another.
+
+    ```python
+    own = mj.Potential(lambda x: jnp.sum(x**4), lambda x: 4 * x**3, lambda x: jnp.diag(12 * x**2))
+    own.gradient(jnp.array([2.0]))  # [32.]
+    ```
     """
 
     _value: Callable
@@ -56,7 +61,13 @@ class Potential(AbstractPotential):
 
 
 class Quadratic(AbstractPotential):
-    """L(x) = ½ (x − c)ᵀ P (x − c), with P = `precision` (a number p stands for p I) and c = `center`."""
+    """L(x) = ½ (x − c)ᵀ P (x − c), with P = `precision` (a number p stands for p I) and c = `center`.
+
+    ```python
+    bowl = mj.potentials.Quadratic(precision=2.0, center=1.0)
+    bowl.gradient(jnp.array([3.0]))  # [4.]
+    ```
+    """
 
     precision: Float[Array, "..."] | float = parameter("precision", 1.0)
     center: Float[Array, "..."] | float = parameter("center", 0.0)
@@ -93,6 +104,10 @@ class Quartic(AbstractPotential):
     """L(x) = Σ_i (x_i⁴/4 + x_i²/2) + γ Σ_i x_i x_{i+1}, with γ = `coupling`, in any dimension.
 
     In d = 1 it is x⁴/4 + x²/2, the loss of the paper's example.
+
+    ```python
+    mj.potentials.Quartic(coupling=0.5).gradient(jnp.array([1.0, 0.0]))  # [2. 0.5]
+    ```
     """
 
     coupling: Float[Array, "..."] | float = parameter("coupling", 0.0)
@@ -116,6 +131,10 @@ class DoubleWell(AbstractPotential):
     """L(x) = h (x_0² − 1)² + t x_0 + ½ k Σ_{i≥1} x_i², in any dimension.
 
     h = `height`, t = `tilt`, k = `stiffness`. Without tilt the wells are at x_0 = ±1, with barrier h.
+
+    ```python
+    mj.potentials.DoubleWell(tilt=0.0).value(jnp.zeros(1))  # the barrier: 1
+    ```
     """
 
     height: Float[Array, "..."] | float = parameter("height", 1.0)
@@ -151,6 +170,11 @@ class MullerBrown(AbstractPotential):
     The default scale makes that 57.4, so that a step ε = .01 is stable (ε λ = .57); the barriers out of the
     three wells are then 1.48, .50 and .12. Barriers of several units need a larger scale, and a step smaller
     in proportion. Far outside the wells the surface grows like the exponential of a quadratic.
+
+    ```python
+    surface = mj.potentials.MullerBrown(scale=1.0)
+    surface.value(jnp.array([-0.558, 1.442]))  # about -146.7
+    ```
     """
 
     scale: Float[Array, "..."] | float = parameter("scale", 0.014)
@@ -186,6 +210,12 @@ class Polynomial(AbstractPotential):
 
     - `coefficients`: θ, (terms,). `exponents`: e, `terms` tuples of d whole numbers, all different.
     - `center`, `scale`: (d,) or a number.
+
+    ```python
+    cubic = mj.Polynomial([1.0, 2.0], [[3], [1]])  # x³ + 2x
+    cubic.gradient(jnp.array([1.0]))  # [5.]
+    fitted = mj.Polynomial.fit(samples.x[:, 0], samples.gradient[:, 0], samples.hessian[:, 0], degree=4)
+    ```
     """
 
     coefficients: Float[Array, " terms"]

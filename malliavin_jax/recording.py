@@ -42,6 +42,11 @@ class Recording:
     localizer lengths the estimates are biased, whatever the number of episodes. A restart at random, after a fixed
     number of steps or at a deadline is harmless. Where that is not given, `kernel.short_localizer` is the safe choice:
     the bias is of the order of the length squared, as that of a kernel.
+
+    ```python
+    recording = mj.Recording(paths.x, paths.gradient, paths.hessian, step_size=0.01, inverse_temperature=1.0)
+    recording.num_episodes, recording.num_steps, recording.dim  # 2000, 80, 1
+    ```
     """
 
     def __init__(
@@ -206,6 +211,11 @@ def split_log(
       longest of them, which one long episode would make large.
 
     The rest is as in `Recording`. The move into a start is a restart, and is not part of any episode.
+
+    ```python
+    log = mj.split_log(paths.x[:10].reshape(-1, 1), paths.gradient[:10].reshape(-1, 1), starts=np.arange(10) * 81)
+    log.num_episodes  # 10
+    ```
     """
     columns = {"x": column_of("x", x)[:], "gradient": column_of("gradient", gradient)[:]}
     if hessian is not None:

@@ -28,6 +28,11 @@ class Loss(eqx.Module):
     - `curl`: in `loss_from_field` with d > 1, the part of the field that is no gradient (the residual of the
       fit) relative to the field, as root mean squares; for a true gradient it is the error of the grid.
     - `curl_expected`: what the field's standard errors alone would make of it, about.
+
+    ```python
+    integrated = mj.loss_from_field(field, jnp.linspace(-1.0, 1.0, 21))
+    integrated.grid[jnp.nanargmin(integrated.value)]  # where it is lowest
+    ```
     """
 
     grid: Float[Array, " points"] | tuple[Float[Array, " _"], ...]
@@ -66,6 +71,10 @@ def loss_from_samples(
     units, the chains if there are 8 or more, else 32 or so batches of successive positions; the variance
     of log π̂ less its value at the lowest point follows from theirs by the delta method. Batches must be
     longer than the chain's memory. Bias (bin width, kernel, step size of the chain) is not in them.
+
+    ```python
+    mj.loss_from_samples(chain.positions, inverse_temperature=1.0, bins=10)
+    ```
     """
     x = float_array("positions", positions)
     x = x[None] if x.ndim == 2 else x
@@ -215,6 +224,11 @@ def loss_from_field(field: Callable[..., Estimate], grid: Any, *, key: Key | Non
     not tell, so the bound that holds for any correlation is reported, sd(∫ Ĝ) ≤ ∫ se(Ĝ), along the path from
     the lowest point on which it is least. Fully correlated errors reach it, others stay below; in d > 1 it
     is that of the best single path, which the fit improves on.
+
+    ```python
+    integrated = mj.loss_from_field(field, jnp.linspace(-1.0, 1.0, 21))
+    integrated.value, integrated.stderr
+    ```
     """
     is_tuple = isinstance(grid, tuple | list) and all(np.ndim(axis) > 0 for axis in grid)
     axes = [float_array("grid", axis) for axis in (grid if is_tuple else (grid,))]

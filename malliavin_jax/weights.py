@@ -33,7 +33,12 @@ State = TypeVar("State")
 
 @runtime_checkable
 class Scheme(Protocol[State]):
-    """What `weigh` and `observe` need of a weight scheme."""
+    """What `weigh` and `observe` need of a weight scheme.
+
+    ```python
+    isinstance(mj.Windowed(4.0), mj.Scheme)  # True: it has init, step and weight
+    ```
+    """
 
     def init(self, dim: int, dtype: Any) -> State: ...
     def step(self, state: State, transition: Transition) -> State: ...
@@ -65,6 +70,11 @@ class Canonical(eqx.Module):
     and the orthonormal rows [W V] of [MR I] = R⁺ [W V], that is W = R⁺⁻¹MR and V = R⁺⁻¹, both of norm at most one,
 
         F ← W F + V (ξ_{k+1}/σ + T:A),   E ← (W⊗W⊗W) E + (V⊗V⊗V) Q,   R ← R⁺,   S = Vᵀ (F − Σ_q E_qq· − Σ_q E_q·q).
+
+    ```python
+    weights = mj.weigh(path, mj.Canonical())
+    exact = mj.weigh(path, mj.Canonical(third=lambda x: (24 * x).reshape(1, 1, 1)))  # ∂³ of the double well
+    ```
     """
 
     third: Third = eqx.field(default="covariation", static=True)
@@ -114,7 +124,12 @@ class Canonical(eqx.Module):
 
 
 def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
-    """The weights of one path: row k is S(u) for conditioning at step k; row 0, with no noise yet, is 0."""
+    """The weights of one path: row k is S(u) for conditioning at step k; row 0, with no noise yet, is 0.
+
+    ```python
+    weights = mj.weigh(path, mj.Canonical())  # (81, 1); row 0 is 0
+    ```
+    """
     dim, dtype = path.x.shape[1], path.x.dtype
     points = Point(path.x, path.gradient, path.hessian)
     before, after = (jax.tree.map(lambda leaf, s=s: leaf[s], points) for s in (slice(-1), slice(1, None)))

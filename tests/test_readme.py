@@ -1,5 +1,6 @@
 """The README's example runs, and its commands are the ones that are tested."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -61,6 +62,21 @@ def test_exactly_two_set_up_commands():
     assert commands[0].endswith("malliavin-jax reproduce")
     assert commands[1].endswith("python -m pytest -n 2")
     assert "pytest -n 2" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_table_is_the_one_that_was_measured():
+    (printed,) = re.findall(r"<!-- table -->\n(.*?)\n<!-- end of table -->", README, re.S)
+    spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert printed == module.table(), "python benchmarks/table.py --write"
+    assert printed.count("\n") > 5
+
+
+def test_every_file_the_readme_names_is_there():
+    named = re.findall(r"\]\(([^)h][^)]*)\)", README) + re.findall(r"`python (benchmarks/\w+\.py)`", README)
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
 def test_versions_agree():
