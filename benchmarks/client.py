@@ -163,7 +163,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fast", action="store_true", help="one small log, nothing written")
     parser.add_argument("--episodes", type=int, default=20_000)
-    parser.add_argument("--logs", type=int, default=3)
+    parser.add_argument("--logs", type=int, default=8)
     arguments = parser.parse_args()
     episodes, logs = (2000, 1) if arguments.fast else (arguments.episodes, arguments.logs)
     posterior = Posterior()
