@@ -80,7 +80,8 @@ def weigh(
       where one step carries so much of ‖u‖² that the norm seems to diverge as the steps are refined; a function of the
       trajectory is any other u, of the shape (steps, noises) of the increments, refused unless ⟨Dg, u⟩ = 1.
     - `probes`: None takes the divergence in S(u) exactly, at a cost of steps × noises passes over the path; a number
-      estimates it from as many passes, without bias, and the added noise appears in the standard errors.
+      estimates it from as many passes, without bias, and the added noise appears in the standard errors. Dg is then
+      taken in reverse mode, which g must allow (no `while_loop`).
     - `chunk_size`: how many paths are in memory at once; None chooses. The numbers do not depend on it.
     """
     num_paths = check_count("num_paths", num_paths, 2)
