@@ -233,17 +233,17 @@ def march(
     zero = jnp.asarray(0)
     first = seen_at(x, draw(_noise.FIRST, zero), _noise.FIRST, zero, 0)
     carry, start, outputs = _Carry(first, init(first), draw(_noise.LATER, zero)), 0, []
-    carry = strip(carry) if matrix_free else carry
+    carry, bring_back = strip(carry) if matrix_free else (carry, lambda stripped: stripped)
     for gap, repeats in _runs(stops):
         # A gap that is no multiple of the block changes the phase from stop to stop: a few stops then make a period.
         stops_per_period = width // math.gcd(gap, width)
 
         def period(carry, base, *, gap=gap, count=stops_per_period, phase=start % width):
-            carry, read_out = restore(carry) if matrix_free else carry, []
+            carry, read_out = bring_back(carry), []
             for offset in range(phase, phase + count * gap, gap):
                 carry = segment(carry, base + offset // width, offset % width, gap)
                 read_out.append(read(carry.point, carry.state))
-            carry = strip(carry) if matrix_free else carry
+            carry = strip(carry)[0] if matrix_free else carry
             return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *read_out)
 
         periods, rest = divmod(repeats, stops_per_period)

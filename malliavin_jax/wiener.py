@@ -83,6 +83,12 @@ def weigh(
       estimates it from as many passes, without bias, and the added noise appears in the standard errors. Dg is then
       taken in reverse mode, which g must allow (no `while_loop`).
     - `chunk_size`: how many paths are in memory at once; None chooses. The numbers do not depend on it.
+
+    ```python
+    sample = wiener.weigh(
+        jax.random.key(0), brownian, half_way, end, num_paths=400
+    )
+    ```
     """
     num_paths = check_count("num_paths", num_paths, 2)
     if isinstance(integrand, str) and integrand not in ("canonical", "reciprocal"):
@@ -110,6 +116,11 @@ def conditional_expectation(
 
     `localizer` is any one-dimensional one (`Laplace`, `Heaviside`, `Centered`, `Gaussian`); "auto" is
     `best_localizer(weighed)`.
+
+    ```python
+    middle = wiener.conditional_expectation(sample, 1.0)  # E[W_½ | W_1 = 1] = ½
+    middle.value, middle.stderr
+    ```
     """
     if isinstance(localizer, str):
         if localizer != "auto":
@@ -133,6 +144,11 @@ def best_localizer(weighed: Weighed) -> AbstractLocalizer:
     Every length is unbiased, so nothing is traded. Components of ℓ count equally, each in units of its spread. (It is
     the mean of the variances, not of their logarithms as for a gradient field: a functional may be constant where g is
     small, as a payoff is, and a length without any variance there must not decide for all levels.)
+
+    ```python
+    localizer = wiener.best_localizer(sample)
+    wiener.conditional_expectation(sample, 1.0, localizer)
+    ```
     """
     return Laplace(_best_length(weighed))
 
