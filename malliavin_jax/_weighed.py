@@ -26,6 +26,10 @@ class Weighed(eqx.Module):
     - `ell`: the m functionals to average.
     - `weight`: S(u), with E[φ(g) S] = E[φ′(g)] for smooth φ.
     - `slope`: ⟨Dℓ, u⟩, the derivative of each ℓ along the direction that moves g at unit rate.
+
+    ```python
+    sample.g.shape, sample.ell.shape, sample.weight.mean()  # the last is about 0
+    ```
     """
 
     g: Float[Array, " paths"]
