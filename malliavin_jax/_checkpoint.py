@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 # What a damaged or foreign file makes NumPy and zipfile raise.
 _UNREADABLE = (
@@ -205,7 +206,7 @@ class Journal:
     """The checkpoint of a stream of unknown length: how much of it is done, and the state then.
 
     As a context it saves when the stream ends, and when something goes wrong in it: what is done stays done. Of several
-    processes, which all hold the same state, the first one writes.
+    processes, which all hold the same state, the first one writes and all must be able to read.
     """
 
     def __init__(self, path: Any, **things: Any):
@@ -216,10 +217,13 @@ class Journal:
 
     def resume(self, state: Any) -> tuple[int, Any]:
         """How much is done, and the state to go on from: that of the file if there is one, else `state`."""
-        if self._path is None or not self._path.exists():
-            return 0, state
-        stored = load(self._path, self._configuration, ("done", "state"))
-        return int(stored["done"][0]), restore(stored["state"], state)
+        done = 0
+        if self._path is not None and self._path.exists():
+            stored = load(self._path, self._configuration, ("done", "state"))
+            done, state = int(stored["done"][0]), restore(stored["state"], state)
+        if self._path is not None and jax.process_count() > 1:
+            multihost_utils.assert_equal(np.asarray(done), f"checkpoint {self._path} must be seen by every process")
+        return done, state
 
     def note(self, done: int, state: Any) -> None:
         self._unsaved = done, state
@@ -235,8 +239,10 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: Any, *exception: object) -> None:
         self._save()
+        if kind is None and self._path is not None and jax.process_count() > 1:
+            multihost_utils.sync_global_devices("checkpoint saved")
 
 
 class Bar:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from . import io, plots
-from ._output import arrows, picture, surface, write_json, write_loss, write_table
+from ._output import arrows, picture, write_json, write_loss, write_table
 from ._types import Key, Vector
 from .accumulate import Accumulator, accumulate
 from .conditional import Estimate
@@ -94,7 +94,7 @@ def run_recover(data: Path, out: Path, request: Request, grid: Any, say: Say) ->
         picture(out / "loss.png", lambda ax: plots.loss_recovery({"recovered": loss}, ax=ax))
         picture(out / "gradient.png", lambda ax: plots.gradient_bands(alphas, {"estimate": estimate}, ax=ax))
     else:
-        picture(out / "loss.png", lambda ax: surface(ax, loss))
+        picture(out / "loss.png", lambda ax: plots.loss_surface(loss.grid, loss.value, ax=ax))
         picture(out / "gradient.png", lambda ax: arrows(ax, alphas, estimate))
     report = _report(recording, loss, estimate, alphas, _quietly(recording))
     (out / "report.txt").write_text(report + "\n", encoding="utf-8")

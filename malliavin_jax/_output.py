@@ -47,19 +47,12 @@ def picture(path: Path, draw: Callable[[Any], Any]) -> None:
     plots.plt.close(figure)
 
 
-def surface(ax: Any, loss: Loss) -> None:
-    value = np.ma.masked_invalid(np.asarray(loss.value))
-    drawn = ax.contourf(*map(np.asarray, loss.grid), value.T, levels=20, cmap="viridis")
-    ax.figure.colorbar(drawn, ax=ax, label="loss, up to a constant")
-    ax.set(xlabel="α₁ (units of the state)", ylabel="α₂ (units of the state)")
-
-
 def arrows(ax: Any, alphas: np.ndarray, estimate: Estimate) -> None:
     trusted = np.asarray(estimate.trusted)
     at, value = alphas[trusted], -np.asarray(estimate.value)[trusted]
     ax.quiver(*at.T, *value.T, color=plots.COLOURS[0], width=0.003)
     ax.plot(*alphas[~trusted].T, ".", color="0.8", markersize=3)
-    ax.set(xlabel="α₁ (units of the state)", ylabel="α₂ (units of the state)", title="−∇L(α); grey: not trusted")
+    ax.set(**plots.PLANE, title="−∇L(α); grey: not trusted")
 
 
 def write_loss(path: Path, alphas: np.ndarray, loss: Loss) -> None:

@@ -53,14 +53,13 @@ class ResidualSums:
     """Sums over the steps of one learner; all coordinates count alike."""
 
     def __init__(self):
-        self.steps = self.numbers = self.pairs = 0
+        self.steps = self.pairs = 0
         self.gg = self.xg = self.lagged = self.gain = self.gain_squares = 0.0
         self.powers = np.zeros(5)
 
     def add_moves(self, x: np.ndarray, g: np.ndarray, lengths: np.ndarray) -> None:
         moves, used, seen = _steps(x, g, lengths)
         self.steps += int(np.sum(seen))
-        self.numbers += int(np.sum(seen)) * x.shape[2]
         self.gg += float(np.sum(used[seen] ** 2))
         self.xg += float(np.sum(used[seen] * moves[seen]))
 
@@ -71,7 +70,9 @@ class ResidualSums:
         moves, used, seen = _steps(x, g, lengths)
         residual = np.where(seen[..., None], moves + size * used, 0)
         flat = residual[seen]
-        self.powers += [float(np.sum(flat**power)) for power in range(5)]
+        square = flat * flat  # not **: NumPy's powers above 2 are slow
+        sums = (flat.size, np.sum(flat), np.sum(square), np.sum(square * flat), np.sum(square * square))
+        self.powers += np.asarray(sums, np.float64)
         both = seen[:, 1:]
         self.pairs += int(np.sum(both)) * x.shape[2]
         self.lagged += float(np.sum((residual[:, 1:] * residual[:, :-1])[both]))

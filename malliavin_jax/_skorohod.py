@@ -27,7 +27,7 @@ from ._types import Key, Scalar
 Increments = Float[Array, "steps noises"]
 Process = Float[Array, "steps noises"]
 
-_DIRECTIONS = 256  # derivatives taken side by side on one path
+DIRECTIONS = 256  # derivatives taken side by side on one path
 
 
 class Weight(NamedTuple):
@@ -165,7 +165,7 @@ def reciprocal_weight(
             at_step = (jnp.arange(steps) == step).astype(D.dtype)
             return _jet(functional, increments, at_step[:, None] * D)[1]
 
-        along = map_in_chunks(own_direction, jnp.arange(steps), _DIRECTIONS) / squares
+        along = map_in_chunks(own_direction, jnp.arange(steps), DIRECTIONS) / squares
     u = _reciprocal(D, step_size)
     return Weight(jnp.sum(u * increments) - jnp.sum((traces - 2 * along) / squares) / steps, u)
 
@@ -191,7 +191,7 @@ def over_increments(function: Callable[[Increments], Any], increments: Increment
     def along(index: Array) -> Any:
         return function((jnp.arange(count) == index).astype(increments.dtype).reshape(increments.shape))
 
-    return map_in_chunks(along, jnp.arange(count), _DIRECTIONS)
+    return map_in_chunks(along, jnp.arange(count), DIRECTIONS)
 
 
 def map_in_chunks(function: Callable[[Any], Any], items: Array, limit: int) -> Any:
@@ -220,7 +220,7 @@ def _sum_of(quadratic: Callable[[Increments], Scalar], increments: Increments, w
     if ways.number is None or ways.key is None:
         return jnp.sum(over_increments(quadratic, increments))
     signs = jax.random.rademacher(ways.key, (ways.number, *increments.shape), increments.dtype)
-    return jnp.mean(map_in_chunks(quadratic, signs, _DIRECTIONS))
+    return jnp.mean(map_in_chunks(quadratic, signs, DIRECTIONS))
 
 
 def _reciprocal(D: Process, step_size: float | Scalar) -> Process:

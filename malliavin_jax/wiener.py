@@ -29,6 +29,7 @@ from ._diffusion import Diffusion as Diffusion, Trajectory as Trajectory, shapes
 from ._greeks import Greeks as Greeks, greeks as greeks
 from ._misc import check_count, floats_to_arrays
 from ._skorohod import (
+    DIRECTIONS,
     Probes,
     canonical as canonical,
     canonical_weight,
@@ -53,7 +54,7 @@ from .conditional import (
 from .localize import AbstractLocalizer, Laplace
 from .observe import Samples
 
-_NUMBERS = 2**21  # numbers that one chunk of paths may hold for each array of a trajectory
+_NUMBERS = 2**22  # numbers that one chunk of paths may hold for each array of a trajectory
 _PILOT = 20_000  # paths on which lengths are compared: which is best does not depend on the number
 _LEVELS = 32  # quantiles of g at which they are compared, from 5 % to 95 %
 _LENGTHS = (0.03, 8.0, 15)  # least and greatest length, in units of the spread of g, and how many in equal ratios
@@ -79,7 +80,8 @@ def weigh(
       where one step carries so much of ‖u‖² that the norm seems to diverge as the steps are refined; a function of the
       trajectory is any other u, of the shape (steps, noises) of the increments, refused unless ⟨Dg, u⟩ = 1.
     - `probes`: None takes the divergence in S(u) exactly, at a cost of steps × noises passes over the path; a number
-      estimates it from as many passes, without bias, and the added noise appears in the standard errors.
+      estimates it from as many passes, without bias, and the added noise appears in the standard errors. Dg is then
+      taken in reverse mode, which g must allow (no `while_loop`).
     - `chunk_size`: how many paths are in memory at once; None chooses. The numbers do not depend on it.
 
     ```python
@@ -98,7 +100,7 @@ def weigh(
     if callable(integrand):
         check_functional("integrand", integrand, diffusion, (diffusion.num_steps, noises))
     if chunk_size is None:
-        passes = diffusion.num_steps * noises if probes is None else 1
+        passes = min(diffusion.num_steps * noises, DIRECTIONS) if probes is None else probes + 4
         chunk_size = max(1, min(num_paths, _NUMBERS // (passes * (diffusion.num_steps + 1) * size)))
     chunk_size = check_count("chunk_size", chunk_size)
     weighed, unit, share = _weigh(

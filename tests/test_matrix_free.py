@@ -47,16 +47,21 @@ def test_no_matrix_is_made():
     assert "100x100" in text
 
 
+def stiffness(x, v):
+    return 2 * v + 0.5 * (jnp.pad(v[1:], (0, 1)) + jnp.pad(v[:-1], (1, 0)))
+
+
+QUADRATIC = mj.ForwardLearner(
+    mj.potentials.MatrixFree(lambda x: x @ stiffness(x, x) / 2, lambda x: stiffness(x, x), stiffness),
+    lambda key: jax.random.normal(key, (100,)),
+    step_size=0.02,
+)
+
+
 def test_integration_by_parts_in_a_hundred_dimensions(key):
     """E[∂_i φ_i] = E[φ_i S_i] for φ_i(x) = x_i, averaged over the coordinates; without third derivative it is exact."""
-
-    def times(x, v):
-        return 2 * v + 0.5 * (jnp.pad(v[1:], (0, 1)) + jnp.pad(v[:-1], (1, 0)))
-
-    loss = mj.potentials.MatrixFree(lambda x: x @ times(x, x) / 2, lambda x: times(x, x), times)
-    one = mj.ForwardLearner(loss, lambda k: jax.random.normal(k, (100,)), step_size=0.02)
     scheme = mj.Windowed(2.0, neumann=8)  # (ε|H|)⁹ < 1e-11
-    weighed = mj.observe_weights(key, one, num_episodes=400, times=[0.2], scheme=scheme)
+    weighed = mj.observe_weights(key, QUADRATIC, num_episodes=400, times=[0.2], scheme=scheme)
     per_episode = np.mean(np.asarray(weighed.x * weighed.weight)[:, 0], -1)
     assert abs(per_episode.mean() - 1) < 4 * per_episode.std() / np.sqrt(len(per_episode))
 

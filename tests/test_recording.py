@@ -276,6 +276,7 @@ def test_chunks_are_one_pass():
             np.testing.assert_allclose(a, b, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_tuned_scheme_is_tuned_once():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(10, 3, 6))
