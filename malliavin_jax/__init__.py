@@ -8,6 +8,7 @@ from . import (
     potentials as potentials,
     wiener as wiener,
 )
+from ._bare import Weighed as Weighed, observe_weights as observe_weights
 from ._pilot import (
     Window as Window,
     best_rate as best_rate,
@@ -48,9 +49,7 @@ from .localize import (
 )
 from .observe import (
     Samples as Samples,
-    Weighed as Weighed,
     observe as observe,
-    observe_weights as observe_weights,
     samples_from_paths as samples_from_paths,
 )
 from .potentials import Polynomial as Polynomial, Potential as Potential

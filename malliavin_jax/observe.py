@@ -7,21 +7,26 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from . import _mesh
-from ._mesh import array_module
 from ._misc import (
     check_count,
     check_shape,
     float_array,
     floats_to_arrays,
     is_concrete,
-    is_traced,
     steps_at,
 )
 from ._pilot import best_rate
 from ._recorded import full_hessians, per_episode, stops_of
+from ._samples import (
+    Samples as Samples,
+    check_finite as check_finite,
+    check_samples as check_samples,
+    check_values,
+    masked,
+)
 from ._types import Key
 from .forward import ForwardLearner, Path, Point, check_matrix, initial_shape, march, simulate
 from .weights import Canonical, Scheme, Windowed, check_fine_enough, weigh
@@ -29,53 +34,6 @@ from .weights import Canonical, Scheme, Windowed, check_fine_enough, weigh
 _CANONICAL_UP_TO = 5  # beyond, its O(d⁴) step costs more than its smaller variance gains
 _PILOT_EPISODES = 256
 _PILOT_RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-
-
-class Samples(eqx.Module):
-    """What is known at each conditioning time of each episode.
-
-    - `x`: position X_s.
-    - `gradient`: the gradient the learner used there, g(X_s) (noisy or not).
-    - `hessian`: the Hessian it observed there.
-    - `weight`: S(u), the Skorohod integral; E[∂_i φ(X_s)] = E[φ(X_s) S_i] for smooth φ.
-    - `observed`: False where the episode had stopped before that time; the other arrays hold NaN there.
-
-    The leading axes are (episodes, times). Points of one episode are dependent, episodes are not.
-
-    ```python
-    samples.num_episodes, samples.num_times, samples.dim  # 2000, 2, 1
-    first_half = jax.tree.map(lambda leaf: leaf[:1000], samples)  # fewer episodes
-    ```
-    """
-
-    x: Float[Array, "episodes times d"]
-    gradient: Float[Array, "episodes times d"]
-    hessian: Float[Array, "episodes times d d"]
-    weight: Float[Array, "episodes times d"]
-    observed: Bool[Array, "episodes times"]
-
-    def __check_init__(self):
-        if not hasattr(self.x, "ndim") or self.x.ndim != 3:
-            return  # a PyTree of something else (specs, shardings): shapes are not ours to judge
-        shape, d = self.x.shape, self.x.shape[-1]
-        for name, expected in (
-            ("gradient", shape), ("hessian", (*shape, d)), ("weight", shape), ("observed", shape[:2])
-        ):  # fmt: skip
-            got = jnp.shape(getattr(self, name))
-            if got != expected:
-                raise ValueError(f"{name} must have shape {expected} to go with x of {shape}, got {got}")
-
-    @property
-    def num_episodes(self) -> int:
-        return self.x.shape[0]
-
-    @property
-    def num_times(self) -> int:
-        return self.x.shape[1]
-
-    @property
-    def dim(self) -> int:
-        return self.x.shape[2]
 
 
 def observe(
@@ -155,13 +113,13 @@ def observe_steps(
             step=scheme.step,
             read=lambda point, state: (point, scheme.weight(state)),
         )
-        return _masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
+        return masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
 
     check_matrix(learner)
-    return Samples(*_over_episodes(episode, key, first, num_episodes))
+    return Samples(*over_episodes(episode, key, first, num_episodes))
 
 
-def _over_episodes(episode: Callable[[Key], Any], key: Key, first: Array | int, num_episodes: int) -> Any:
+def over_episodes(episode: Callable[[Key], Any], key: Key, first: Array | int, num_episodes: int) -> Any:
     """`episode` of each key, on the devices of the mesh in force."""
     keys, devices = episode_keys(key, first, num_episodes), _mesh.parts()
     if devices == 1:
@@ -169,72 +127,6 @@ def _over_episodes(episode: Callable[[Key], Any], key: Key, first: Array | int, 
     if num_episodes % devices:
         raise ValueError(f"num_episodes must be a multiple of the mesh's {devices} devices, got {num_episodes}")
     return _mesh.by_device(jax.vmap(episode), keys)
-
-
-class Weighed(eqx.Module):
-    """Positions, gradients and weights as in `Samples`, without Hessians: memory is O(d) a point.
-
-    ```python
-    bare = mj.Weighed(samples.x, samples.gradient, samples.weight, samples.observed)  # no Hessians
-    bare.weight.shape  # (2000, 2, 1)
-    ```
-    """
-
-    x: Float[Array, "episodes times d"]
-    gradient: Float[Array, "episodes times d"]
-    weight: Float[Array, "episodes times d"]
-    observed: Bool[Array, "episodes times"]
-
-
-def observe_weights(
-    key: Key,
-    learner: ForwardLearner,
-    *,
-    num_episodes: int,
-    times: Sequence[float] | Float[Any, " times"] | float,
-    scheme: Scheme,
-) -> Weighed:
-    """The episodes of `observe` without their Hessians, for dimensions in which no d × d array is wanted.
-
-    With a `potentials.MatrixFree` loss and `Windowed(rate, neumann=m)` nothing larger than (d,) is made for an episode.
-
-    ```python
-    quartic = mj.potentials.MatrixFree(lambda x: jnp.sum(x**4) / 4, lambda x: x**3, lambda x, v: 3 * x**2 * v)
-    wide = mj.ForwardLearner(quartic, lambda key: jnp.zeros(100), step_size=0.01)
-    bare = mj.observe_weights(
-        jax.random.key(0), wide, num_episodes=10, times=[0.1], scheme=mj.Windowed(4.0, neumann=2)
-    )
-    bare.weight.shape  # (10, 1, 100), and no 100 × 100 array
-    ```
-    """
-    num_episodes = check_count("num_episodes", num_episodes)
-    _, dtype = initial_shape(learner)
-    stops = steps_at(times, learner.step_size)
-    weighing: Scheme = floats_to_arrays(scheme, dtype)
-    weighed = weights_at_steps(key, floats_to_arrays(learner, dtype), weighing, num_episodes, stops)
-    check_fine_enough(weighed.weight, weighed.observed, weighing)
-    return weighed
-
-
-@eqx.filter_jit
-def weights_at_steps(
-    key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]
-) -> Weighed:
-    """`observe_weights` in steps, checked and converted already."""
-
-    def episode(key: Key) -> Any:
-        _, read, length = march(
-            key,
-            learner,
-            stops,
-            init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
-            step=scheme.step,
-            read=lambda point, state: (point.x, point.gradient, scheme.weight(state)),
-        )
-        observed = jnp.asarray(stops, length.dtype) <= length
-        return *(jnp.where(observed[:, None], leaf, jnp.nan) for leaf in read), observed
-
-    return Weighed(*_over_episodes(episode, key, 0, num_episodes))
 
 
 def samples_from_paths(
@@ -287,7 +179,7 @@ def samples_from_paths(
         )
     hessian = full_hessians(hessian, x, gradient, lengths)
     seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
-    _check_finite({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
+    check_values({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
     paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
     if scheme is None:
         scheme = default_scheme(paths)
@@ -308,54 +200,10 @@ def _weigh_at(paths: Path, scheme: Scheme, stops: Int[Array, "episodes times"]) 
     def episode(path: Path, at: Int[Array, " times"]) -> tuple[Array, ...]:
         row = jnp.minimum(at, path.num_steps)
         point = Point(path.x[row], path.gradient[row], path.hessian[row])
-        return _masked(point, weigh(path, scheme)[row], at <= path.length)
+        return masked(point, weigh(path, scheme)[row], at <= path.length)
 
     return Samples(*jax.vmap(episode)(paths, stops))
 
 
-def _masked(point: Point, weight: Array, observed: Bool[Array, " times"]) -> tuple[Array, ...]:
-    """The fields of `Samples` for one episode, NaN past its end."""
-
-    def mask(leaf: Array) -> Array:
-        return jnp.where(observed.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.nan)
-
-    return (*map(mask, point), mask(weight), observed)
-
-
 def _tuned(pilot: Path) -> Windowed:
     return Windowed(best_rate(pilot, jnp.asarray(_PILOT_RATES, pilot.x.dtype)))
-
-
-def _check_finite(arrays: dict[str, Array], where: Array, axis: str) -> None:
-    """Name the first value that is not finite among those that count."""
-    if is_traced(arrays, where):
-        return
-    xp = array_module(arrays, where)
-    counts = xp.asarray(where)
-    for name, array in arrays.items():
-        bad = counts & ~xp.isfinite(xp.asarray(array)).reshape(*counts.shape, -1).all(-1)
-        number = int(xp.count_nonzero(bad))
-        if number:
-            first = xp.unravel_index(xp.argmax(bad), bad.shape)
-            raise ValueError(
-                f"{name} must be finite where observed; first bad value at episode {first[0]}, {axis} {first[1]} "
-                f"({number} in all)"
-            )
-
-
-def check_samples(samples: Samples, *, at_least: int = 2) -> None:
-    """Refuse samples that no estimator can use: too few episodes, or non-finite observed values."""
-    if samples.num_episodes < at_least:
-        raise ValueError(f"samples must hold at least {at_least} episodes, got {samples.num_episodes}")
-    check_finite(samples)
-    if not is_traced(samples.observed):
-        xp = array_module(samples.observed)
-        seen = int(xp.count_nonzero(xp.asarray(samples.observed).any(1)))
-        if seen < at_least:
-            raise ValueError(f"samples must hold at least {at_least} episodes with an observed point, got {seen}")
-
-
-def check_finite(samples: Samples) -> None:
-    """Refuse samples with an observed value that is not finite."""
-    names = ("x", "gradient", "hessian", "weight")
-    _check_finite({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")

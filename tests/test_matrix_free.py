@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import malliavin_jax as mj
-from malliavin_jax.observe import weights_at_steps
+from malliavin_jax._bare import weights_at_steps
 
 SCHEME = mj.Windowed(2.0, neumann=3)
 
