@@ -70,12 +70,17 @@ def like_a_user():
 
 
 @pytest.mark.filterwarnings("ignore:More than 20 figures")
-def test_every_example_runs(like_a_user, tmp_path):
-    """In one process and one scope, which begins with the block at the head of the reference."""
+def test_the_guide_and_every_example_run(like_a_user, tmp_path):
+    """In one process: the two use samples of one shape, and what the first compiles serves the second."""
+    guide = {}
+    for number, block in enumerate(FENCE.findall((PAGES / "guide.md").read_text())):
+        exec(compile(block, f"guide.md, block {number}", "exec"), guide)
+    assert abs(float(guide["square"].value[0]) - 0.25) < 4 * float(guide["square"].stderr[0]) + 1e-3
+    assert bool(guide["estimate"].trusted)
+
     (preamble,) = FENCE.findall((PAGES / "reference.md").read_text())
-    scope = {"folder": tmp_path}
+    scope, broken = {"folder": tmp_path}, []
     exec(preamble, scope)
-    broken = []
     for name, thing in everything().items():
         for block in examples(thing):
             try:
@@ -83,11 +88,3 @@ def test_every_example_runs(like_a_user, tmp_path):
             except Exception:
                 broken.append(f"{name}:\n{traceback.format_exc(limit=-2)}")
     assert not broken, "\n".join(broken)
-
-
-def test_the_guide_runs(like_a_user):
-    scope = {}
-    for number, block in enumerate(FENCE.findall((PAGES / "guide.md").read_text())):
-        exec(compile(block, f"guide.md, block {number}", "exec"), scope)
-    assert abs(float(scope["square"].value[0]) - 0.25) < 4 * float(scope["square"].stderr[0]) + 1e-3
-    assert bool(scope["estimate"].trusted)
