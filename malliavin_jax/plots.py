@@ -8,17 +8,21 @@ Where an estimate is not trusted its curve is dotted and has no band, and its ar
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from ._plane import (
+    COLOURS as COLOURS,
+    curl_map as curl_map,
+    field_arrows as field_arrows,
+    loss_surface as loss_surface,
+    new_axes,
+)
 from .conditional import Estimate
 from .recovery import Loss
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 TRUTH: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.2, "label": "truth"}
 STATE, SLOPE = "α (units of the state)", "∇L(α) (loss per unit of state)"
-PLANE = {"xlabel": "α₁ (units of the state)", "ylabel": "α₂ (units of the state)"}
 
 
 def observed_paths(x: Any, *, step_size: float, ax: Axes | None = None) -> Axes:
@@ -28,7 +32,7 @@ def observed_paths(x: Any, *, step_size: float, ax: Axes | None = None) -> Axes:
     plots.observed_paths(paths.x[:5], step_size=0.01)
     ```
     """
-    ax, rows = _axes(ax), np.asarray(x)[..., 0]
+    ax, rows = new_axes(ax), np.asarray(x)[..., 0]
     time = step_size * np.arange(rows.shape[1])
     for number, row in enumerate(rows):
         ax.plot(time, row, color=COLOURS[number % len(COLOURS)], linewidth=0.8, alpha=0.8)
@@ -47,7 +51,7 @@ def gradient_bands(
     plots.gradient_bands(alphas, {"estimate": estimates}, jax.vmap(loss.gradient)(alphas))
     ```
     """
-    ax, alphas = _axes(ax), np.asarray(alphas).ravel()
+    ax, alphas = new_axes(ax), np.asarray(alphas).ravel()
     for style, (name, estimate) in _styled(estimates):
         value, stderr = np.asarray(estimate.value)[:, 0], np.asarray(estimate.stderr)[:, 0]
         _band(ax, alphas, value, stderr, np.asarray(estimate.trusted), style, name)
@@ -67,7 +71,7 @@ def chain_trace(gradients: Mapping[str, Any], truths: Mapping[str, Any], *, ax: 
     plots.chain_trace({"malliavin_jax": chain.gradients[0]}, {"malliavin_jax": true})
     ```
     """
-    ax, top = _axes(ax), 0.0
+    ax, top = new_axes(ax), 0.0
     for style, (name, gradient) in _styled(gradients):
         error = np.abs(np.asarray(gradient).ravel() - np.asarray(truths[name]).ravel())
         top = max(top, float(np.max(error)))
@@ -90,7 +94,7 @@ def histogram_against_gibbs(
     plots.histogram_against_gibbs({"chains": chain.positions}, grid, gibbs / np.trapezoid(gibbs, grid), bins=20)
     ```
     """
-    ax, grid = _axes(ax), np.asarray(grid)
+    ax, grid = new_axes(ax), np.asarray(grid)
     edges = np.linspace(grid[0], grid[-1], bins + 1)
     for style, (name, x) in _styled(positions):
         ax.hist(np.asarray(x).ravel(), edges, density=True, histtype="step", linewidth=1.5, label=name, **style)
@@ -107,7 +111,7 @@ def loss_recovery(losses: Mapping[str, Loss], grid: Any = None, truth: Any = Non
     plots.loss_recovery({"integrated": mj.loss_from_field(field, jnp.linspace(-1.0, 1.0, 21))})
     ```
     """
-    ax = _axes(ax)
+    ax = new_axes(ax)
     for style, (name, loss) in _styled(losses):
         value, stderr = np.asarray(loss.value), np.asarray(loss.stderr)
         _band(ax, np.asarray(loss.grid), value, stderr, np.isfinite(value), style, name)
@@ -135,7 +139,7 @@ def convergence(
     plots.convergence({"mean of n normals": means}, xlabel="n", ylabel="RMSE")
     ```
     """
-    ax = _axes(ax)
+    ax = new_axes(ax)
     for (style, (name, result)), marker in zip(_styled(results), "osD^v<>ph" * len(results), strict=False):
         value, error = np.asarray(result["value"], float), np.asarray(result["error"])
         slope, spread = float(result["slope"]), float(result["slope_stderr"])
@@ -171,7 +175,7 @@ def error_comparison(
     plots.error_comparison({"ours": {"d = 1": 0.02, "d = 2": 0.03}, "kernel": {"d = 1": 0.05, "d = 2": 0.09}})
     ```
     """
-    ax = _axes(ax)
+    ax = new_axes(ax)
     cases = list(dict.fromkeys(case for row in errors.values() for case in row))
     for height in range(len(cases)):
         ax.axhline(height, color="0.85", linewidth=0.8, zorder=0)
@@ -191,7 +195,7 @@ def weight_tails(weights: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     plots.weight_tails({"canonical": samples.weight})
     ```
     """
-    ax, left = _axes(ax), np.inf
+    ax, left = new_axes(ax), np.inf
     for style, (name, weight) in _styled(weights):
         size = np.sort(np.abs(np.asarray(weight, float).ravel()))
         share = 1 - np.arange(len(size)) / len(size)
@@ -210,7 +214,7 @@ def bias_and_error(lengths: Any, results: Mapping[str, tuple[Any, Any]], *, ax: 
     plots.bias_and_error([0.1, 0.3, 1.0], {"kernel": ([0.01, 0.1, 1.0], [0.3, 0.2, 1.0])})
     ```
     """
-    ax = _axes(ax)
+    ax = new_axes(ax)
     for style, (name, (bias, error)) in _styled(results):
         ax.plot(lengths, np.asarray(error), label=f"{name}: error", **style)
         ax.plot(lengths, np.asarray(bias), label=f"{name}: bias", **{**style, "linestyle": "--"})
@@ -219,83 +223,7 @@ def bias_and_error(lengths: Any, results: Mapping[str, tuple[Any, Any]], *, ax: 
     return ax
 
 
-def loss_surface(grid: Any, value: Any, *, ceiling: float | None = None, ax: Axes | None = None) -> Axes:
-    """A loss on two axes, `value` (nodes, nodes), as filled contours from its minimum up to `ceiling` above it.
-
-    Blank where it is higher, or not known (NaN).
-
-    ```python
-    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
-    plots.loss_surface(axes, np.add.outer(axes[0] ** 2, axes[1] ** 2), ceiling=1.0)
-    ```
-    """
-    ax, height = _axes(ax), np.asarray(value, float)
-    height = height - np.nanmin(height)
-    top = float(np.nanmax(height)) if ceiling is None else ceiling
-    levels = np.linspace(0, top, 13)
-    x, y = (np.asarray(axis) for axis in grid)
-    filled = ax.contourf(x, y, height.T, levels, cmap="cividis")
-    ax.contour(x, y, height.T, levels, colors="white", linewidths=0.4, alpha=0.6)
-    ax.figure.colorbar(filled, ax=ax, label="loss, above its minimum")
-    ax.set(**PLANE)
-    return ax
-
-
-def field_arrows(grid: Any, fields: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """Descent directions −∇L on two axes, one colour a field; draw `loss_surface` beneath for the landscape.
-
-    A field is an `Estimate` with `value` (nodes, nodes, 2), or that array. Arrows keep their direction; their lengths
-    are compressed to |g|/(|g| + m), m the median of |g| over all fields, or one steep wall would hide the rest.
-
-    ```python
-    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
-    plots.field_arrows(axes, {"∇ of |α|²/2": np.stack(np.meshgrid(*axes, indexing="ij"), -1)})
-    ```
-    """
-    ax = _axes(ax)
-    x, y = (np.asarray(axis) for axis in grid)
-    vectors = {name: _known(field) for name, field in fields.items()}
-    median = np.nanmedian(np.concatenate([np.linalg.norm(v, axis=-1).ravel() for v in vectors.values()]))
-    longest = 1.4 * min(np.diff(x).min(), np.diff(y).min())
-    at = np.meshgrid(x, y, indexing="ij")
-    for number, (name, vector) in enumerate(vectors.items()):
-        size = np.linalg.norm(vector, axis=-1, keepdims=True)
-        u, v = np.moveaxis(-longest * vector / (size + median), -1, 0)
-        # The first is black and broad, so that the others can lie on it and both be seen.
-        colour, width = (COLOURS[number % len(COLOURS)], 0.0035) if number else ("black", 0.007)
-        shape: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": width, "pivot": "mid"}
-        ax.quiver(*at, u, v, color=colour, label=name, **shape)
-    ax.set(**PLANE)
-    ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(vectors), frameon=False)
-    return ax
-
-
-def curl_map(grid: Any, field: Any, *, limit: float | None = None, ax: Axes | None = None) -> Axes:
-    """The curl ∂₁G₂ − ∂₂G₁ of a field G on two axes, by central differences: 0 for a gradient, so what shows is error.
-
-    `limit` is the value of the darkest colour; without it, the largest that occurs.
-
-    ```python
-    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
-    plots.curl_map(axes, np.stack(np.meshgrid(*axes, indexing="ij"), -1), limit=1.0)  # a gradient: no colour
-    ```
-    """
-    ax = _axes(ax)
-    x, y = (np.asarray(axis) for axis in grid)
-    vector = _known(field)
-    curl = np.gradient(vector[..., 1], x, axis=0) - np.gradient(vector[..., 0], y, axis=1)
-    top = float(np.nanmax(np.abs(curl))) if limit is None else limit
-    drawn = ax.pcolormesh(x, y, curl.T, cmap="PuOr", vmin=-top, vmax=top, shading="nearest", rasterized=True)
-    ax.figure.colorbar(drawn, ax=ax, label="curl of the estimate (loss per unit of state²)")
-    ax.set(**PLANE)
-    return ax
-
-
 # --- the pieces ------------------------------------------------------------------------------------------
-
-
-def _axes(ax: Axes | None) -> Axes:
-    return plt.subplots(figsize=(6.0, 4.0), layout="constrained")[1] if ax is None else ax
 
 
 def _styled(curves: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], tuple[str, Any]]]:
@@ -321,10 +249,3 @@ def _limits(ax: Axes, truth: Any) -> None:
     low, high = float(np.nanmin(truth)), float(np.nanmax(truth))
     margin = 0.35 * (high - low) or 1.0
     ax.set_ylim(low - margin, high + margin)
-
-
-def _known(field: Any) -> np.ndarray:
-    """The values of a field on a grid, NaN where it is not trusted."""
-    if isinstance(field, Estimate):
-        return np.where(np.asarray(field.trusted)[..., None], np.asarray(field.value), np.nan)
-    return np.asarray(field, float)
