@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 
 from ._plane import (
     COLOURS as COLOURS,
+    PLANE as PLANE,
     curl_map as curl_map,
     field_arrows as field_arrows,
     loss_surface as loss_surface,
