@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from . import plots
 from .conditional import Estimate
@@ -41,10 +42,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def picture(path: Path, draw: Callable[[Any], Any]) -> None:
-    figure, ax = plots.plt.subplots(figsize=(6.0, 4.0), layout="constrained")
-    draw(ax)
+    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
+    draw(figure.subplots())
     figure.savefig(path, dpi=160)
-    plots.plt.close(figure)
 
 
 def arrows(ax: Any, alphas: np.ndarray, estimate: Estimate) -> None:
