@@ -3,7 +3,8 @@
 Run `python benchmarks/accuracy.py` (most of an hour on two cores; `--fast` for a glance). Every method sees the same
 samples; the error is the root mean square over a grid of α and over several data sets. Kernels have the bandwidth that
 is best in hindsight (oracle) and, on the first data set, the cross-validated one; this library has no bandwidth to be
-told. It prints the table, and writes results/accuracy.json and results/accuracy.png; `--only` and its like replace some rows of these.
+told. It prints the table, and writes results/accuracy.json and results/accuracy.png; `--only` and its like replace some
+rows of these.
 """
 
 import argparse
