@@ -1,6 +1,8 @@
 """Portability: every public entry point is lowered for CPU, CUDA and TPU on a machine that has neither."""
 
 import functools
+import inspect
+import sys
 
 import equinox as eqx
 import jax
@@ -9,6 +11,7 @@ import pytest
 from jax import export
 
 import malliavin_jax as mj
+from malliavin_jax._greeks import _greeks
 from malliavin_jax.accumulate import _observe_and_add
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -108,6 +111,19 @@ def simulated_stream(key, accumulator):
     return _observe_and_add(key, learner(1), mj.Canonical(), accumulator, first, count, 8, (2,))
 
 
+def functionals(key):
+    """`malliavin_jax.wiener` in one program."""
+    one = functools.partial(jnp.ones, dtype=jnp.float32)
+    noise = mj.wiener.Diffusion(
+        lambda x, t: -x, lambda x, t: one((1, 1)), jnp.zeros(1, jnp.float32), step_size=0.25, num_steps=4
+    )
+    middle, end = (lambda path: path.x[2, 0]), (lambda path: path.x[4, 0])
+    # What `weigh` and `greeks` compile: their checks at run time call back to the host, which is not portable.
+    sample, *_ = mj.wiener._weigh(key, noise, middle, end, 8, "canonical", None, 8)
+    greeks = _greeks(key, noise, lambda x: (x[0] > 0).astype(x.dtype), 8, 8)
+    return mj.wiener.conditional_expectation(sample, 0.1, mj.wiener.best_localizer(sample)), greeks
+
+
 POSITIONS = jnp.sin(jnp.arange(40, dtype=jnp.float32)).reshape(2, 20, 1)
 CASES = {
     "potentials": lambda: (potentials, (jnp.zeros(2, jnp.float32),)),
@@ -129,6 +145,7 @@ CASES = {
     "TabulatedField": with_field(
         lambda: mj.TabulatedField(mj.TrueField(mj.potentials.Quartic()), (jnp.linspace(-1, 1, 9, dtype=jnp.float32),))
     ),
+    "wiener": lambda: (functionals, (KEY,)),
     "single_kernel_langevin": lambda: (single_kernel, (KEY, samples(1), ALPHAS[1])),
     "diagnostics": lambda: (diagnostics, (POSITIONS,)),
     "passive_langevin": lambda: (chain, (KEY, mj.TrueField(mj.potentials.Quartic()), ALPHAS[1])),
@@ -151,3 +168,19 @@ def test_lowers_for_every_platform(name):
     exported = lower(numbers)
     assert exported.platforms == PLATFORMS
     assert "module" in exported.mlir_module()
+
+
+# What is no program of the device: results, protocols, what runs on the host, and an optax rule that holds its key.
+HOST = {
+    "Chain", "Consistency", "Estimate", "LearnerReport", "Loss", "Path", "Point", "Samples", "Transition", "Weighed",
+    "Window", "AbstractLocalizer", "Scheme", "Potential", "Recording", "accumulate", "consistency", "langevin",
+    "split_log",
+}  # fmt: skip
+SIMPLE = {"Heaviside", "Centered"}  # Laplace without its exponential
+
+
+def test_every_public_name_is_lowered_or_runs_on_the_host():
+    public = {name for name in dir(mj) if not name.startswith("_") and not inspect.ismodule(getattr(mj, name))}
+    source = inspect.getsource(sys.modules[__name__])
+    lowered = {name for name in public if f"mj.{name}(" in source or f"mj.{name}.fit(" in source}
+    assert public - lowered - {"observe_and_accumulate"} == HOST | SIMPLE
