@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from . import plots
+from ._plane import COLOURS, PLANE
 from .conditional import Estimate
 from .recovery import Loss
 
@@ -50,9 +50,9 @@ def picture(path: Path, draw: Callable[[Any], Any]) -> None:
 def arrows(ax: Any, alphas: np.ndarray, estimate: Estimate) -> None:
     trusted = np.asarray(estimate.trusted)
     at, value = alphas[trusted], -np.asarray(estimate.value)[trusted]
-    ax.quiver(*at.T, *value.T, color=plots.COLOURS[0], width=0.003)
+    ax.quiver(*at.T, *value.T, color=COLOURS[0], width=0.003)
     ax.plot(*alphas[~trusted].T, ".", color="0.8", markersize=3)
-    ax.set(**plots.PLANE, title="−∇L(α); grey: not trusted")
+    ax.set(**PLANE, title="−∇L(α); grey: not trusted")
 
 
 def write_loss(path: Path, alphas: np.ndarray, loss: Loss) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ._plane import (
-    COLOURS as COLOURS,
-    PLANE as PLANE,
+    COLOURS,
     curl_map as curl_map,
     field_arrows as field_arrows,
     loss_surface as loss_surface,
