@@ -24,7 +24,7 @@ import malliavin_jax as mj
 from malliavin_jax import kernel
 
 TIME, STEP_SIZE = 0.8, 0.01
-MANY = 16  # conditioning times, evenly spaced up to the last
+MANY = 16  # conditioning times, evenly spaced
 NOISES = (0.0, 0.5, 2.0, 10.0)
 SIZES = (1_000, 10_000, 100_000)  # episodes
 SETS = {1: (32, 16, 16), 2: (8, 4, 3), 3: (8, 4, 2)}  # data sets of each size, by dimension
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     initial: Any
     alphas: Any
     time: float = TIME
-    last: float = TIME  # of the many times
+    many: tuple[float, float] = (TIME / MANY, TIME)  # the first and the last of the many times
 
 
 def start(d, center=0.0, spread=1.0, cut=4.0):
@@ -66,7 +66,7 @@ def cases():
         # Its curvature goes down to −29, along which a path of length .8 loses its start e²³-fold: a shorter time, for
         # all methods; of .05, .1 and .2 the first is best for the kernels as well.
         "Müller–Brown, d = 2": Case(
-            mj.potentials.MullerBrown(), start(2, valley, 0.35, 2.0), box(2, 6, 0.4, valley), 0.05, 0.2
+            mj.potentials.MullerBrown(), start(2, valley, 0.35, 2.0), box(2, 6, 0.4, valley), 0.05, (0.05, 0.2)
         ),
         "mixture, d = 2": Case(mixture([[-1.0, 0.5], [0.9, 0.6], [0.0, -1.0]]), start(2), box(2, 6)),
         "quartic, d = 3": Case(quartic(0.5), start(3), box(3, 3)),
@@ -138,8 +138,8 @@ def one_cell(case, noise, episodes, sets, seed, *, cross_validate):
         hits.append(np.mean(np.abs(np.asarray(result.value - truth)) < 1.96 * np.asarray(result.stderr)))
         note("without control", evaluate(plain, case.alphas))
         if episodes < 100_000:
-            steps = np.round(np.linspace(0, case.last / STEP_SIZE, MANY + 1)[1:])
-            note("many times", evaluate(mj.MalliavinField(look(times=steps * STEP_SIZE)), case.alphas))
+            times = np.round(np.linspace(*case.many, MANY) / STEP_SIZE) * STEP_SIZE
+            note("many times", evaluate(mj.MalliavinField(look(times=times)), case.alphas))
         if d == 1:
             with_length = mj.MalliavinField(samples, mj.Laplace(1.0), control=None)
             # The sorted form is made for one length: the dense one serves a sweep.
