@@ -94,7 +94,7 @@ def two_dimensions(fast):
     tree = KernelDensity(bandwidth=LENGTH, rtol=0).fit(arrays["float64"][0])
     few = number // 32
     runs = {
-        "this library, with errors": lambda: query(ours, alphas, 32),
+        "this library, with errors": lambda: query(ours, alphas, 128),
         "NumPy float32, plain sum": lambda: plain_sums(*arrays["float32"]),
         "NumPy float64, plain sum": lambda: plain_sums(*arrays["float64"]),
         "scikit-learn rbf_kernel": lambda: sklearn_sums(*arrays["float64"]),

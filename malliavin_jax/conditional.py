@@ -137,15 +137,17 @@ def _sum(terms: list[Array]) -> Array:
 def localized_sums(bank: Bank, alpha: Vector, localizer: Localizer) -> Sums:
     """The sums at α, chunk by chunk."""
 
-    def products(part: Bank) -> Float[Array, "rows rows"]:
+    def sums(part: Bank) -> Sums:
         n, w = episode_terms(part, alpha, localizer)
-        rows = jnp.stack([jnp.ones_like(w), w, *n])
-        # One product of matrices for all the sums: half as long as adding up each of them. Accelerators would
-        # multiply in fewer bits unless told otherwise.
-        return jnp.matmul(rows, rows.T, precision=lax.Precision.HIGHEST)
+        return Sums(
+            jnp.stack([jnp.sum(row) for row in n]),
+            jnp.sum(w),
+            jnp.stack([jnp.sum(row * row) for row in n]),
+            jnp.stack([jnp.sum(row * w) for row in n]),
+            jnp.sum(w * w),
+        )
 
-    gram = sum_over_chunks(products, bank)
-    return Sums(gram[0, 2:], gram[0, 1], jnp.diagonal(gram)[2:], gram[1, 2:], gram[1, 1])
+    return sum_over_chunks(sums, bank)
 
 
 def sum_over_chunks(function: Callable[[Bank], Any], bank: Bank) -> Any:
