@@ -32,7 +32,7 @@ from .potentials import AbstractPotential
 _ALPHAS = 32  # places at which candidates are compared: samples themselves, so that they follow the density
 _PILOT = 20_000  # points on which lengths are compared: which is best does not depend on the number
 _RISK_POINTS = 400_000  # points from which the bias of a core is estimated
-_LENGTHS = (0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.38, 0.55, 0.8, 1.15, 1.7, 2.5, 4.0, 8.0)
+_LENGTHS = (0.013, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.38, 0.55, 0.8, 1.15, 1.7, 2.5, 4.0, 8.0)
 _LENGTHS_BEYOND = (0.35, 0.6, 1.0, 1.7, 3.0, 6.0)
 _SMALLER = {2: 0.75}  # the core taken, in units of the one of least risk
 _SMALLER_BEYOND = 0.9
