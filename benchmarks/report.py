@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-NOT_BENCHMARKS = {"report", "_timing"}
+NOT_BENCHMARKS = {"report", "table", "picture", "_timing"}
 STYLE = """body{font:15px/1.5 sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:.6em 0 1.4em}td,th{padding:.15em .8em;border-bottom:1px solid #ddd}
 td{text-align:right;font-variant-numeric:tabular-nums}td:first-child,th{text-align:left}
@@ -61,6 +61,10 @@ def records(rows):
     return table([[row.get(name, "") for name in header] for row in flattened], header)
 
 
+def embedded(png):
+    return f'<img alt="plot" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
 def picture(draw, **size):
     """What `draw(axes)` draws, inside the page."""
     figure, axes = plt.subplots(figsize=size.get("figsize", (7, 3.2)), layout="constrained")
@@ -68,7 +72,7 @@ def picture(draw, **size):
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     plt.close(figure)
-    return f'<img alt="plot" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    return embedded(buffer.getvalue())
 
 
 def bars(values, label):
@@ -107,11 +111,11 @@ def chain(results):
 def accuracy(results):
     ratio = "to best oracle, degree 0 or 1"
     cases = {
-        f"{row['case']}, noise {row['noise']}, N = {row['episodes']:,}": row["ratios"][ratio]
+        f"{row['case']}, N = {row['episodes']:,}": row["ratios"][ratio]
         for row in results["rows"]
-        if row["ratios"].get(ratio) is not None
+        if row["noise"] == 2 and row["ratios"].get(ratio) is not None
     }
-    return bars(cases, "error / that of the best oracle kernel") + generic(results)
+    return bars(cases, "error / that of the best oracle kernel of degree 0 or 1, noise 2") + generic(results)
 
 
 def scaling(results):
@@ -157,7 +161,9 @@ def section(path):
         body = RENDER.get(name, generic)(results)
     except (KeyError, TypeError, ValueError, AttributeError):  # an older or newer form of the file
         body = generic(results)
-    return f'{heading}{about}<p class="machine">{where}</p>{body}'
+    own = path.with_suffix(".png")  # the figure that a benchmark draws itself
+    figure = embedded(own.read_bytes()) if own.exists() else ""
+    return f'{heading}{about}<p class="machine">{where}</p>{figure}{body}'
 
 
 def question(script):
