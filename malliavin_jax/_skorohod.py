@@ -10,10 +10,11 @@ Conditioning on a real functional g needs a process u with ⟨Dg, u⟩ = 1.
 
 The exact divergence takes one directional derivative an increment, all of them in forward mode, so any functional that
 JAX can evaluate will do. With many increments a few random signs r estimate it without bias, E[rᵀAr] = tr A
-(Hutchinson, 1990); then Dg itself would be the dear part, and it comes from one pass in reverse mode.
+(Hutchinson, 1990): the second derivatives then cost a few passes, and Dg, one first derivative an increment, the rest.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -132,7 +133,7 @@ def canonical_weight(
         slopes, curvatures = over_increments(lambda v: _jet(functional, increments, v), increments)
         D, trace = slopes.reshape(increments.shape), jnp.sum(curvatures)
     else:
-        D = jax.grad(functional)(increments)
+        D = derivative(functional, increments)
         trace = _sum_of(lambda v: _jet(functional, increments, v)[1], increments, ways)
     norm = inner(D, D, step_size)
     bend = 2 * step_size**2 * _jet(functional, increments, D)[1] / norm
@@ -148,7 +149,7 @@ def reciprocal_weight(
     """
     steps, noises = increments.shape
     if ways.number is not None:
-        field = jax.grad(functional)
+        field = partial(derivative, functional)
         u = _reciprocal(field(increments), step_size)
         S = skorohod(
             lambda w: _reciprocal(field(w), step_size), increments, step_size, probes=ways.number, key=ways.key

@@ -80,8 +80,8 @@ def weigh(
       where one step carries so much of ‖u‖² that the norm seems to diverge as the steps are refined; a function of the
       trajectory is any other u, of the shape (steps, noises) of the increments, refused unless ⟨Dg, u⟩ = 1.
     - `probes`: None takes the divergence in S(u) exactly, at a cost of steps × noises passes over the path; a number
-      estimates it from as many passes, without bias, and the added noise appears in the standard errors. Dg is then
-      taken in reverse mode, which g must allow (no `while_loop`).
+      estimates the second derivatives from as many passes, without bias, and the added noise appears in the standard
+      errors; Dg still takes a pass for each increment, of half the cost.
     - `chunk_size`: how many paths are in memory at once; None chooses. The numbers do not depend on it.
 
     ```python
@@ -100,7 +100,7 @@ def weigh(
     if callable(integrand):
         check_functional("integrand", integrand, diffusion, (diffusion.num_steps, noises))
     if chunk_size is None:
-        passes = min(diffusion.num_steps * noises, DIRECTIONS) if probes is None else probes + 4
+        passes = min(diffusion.num_steps * noises, DIRECTIONS)
         chunk_size = max(1, min(num_paths, _NUMBERS // (passes * (diffusion.num_steps + 1) * size)))
     chunk_size = check_count("chunk_size", chunk_size)
     weighed, unit, share = _weigh(
