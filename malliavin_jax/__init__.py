@@ -42,6 +42,7 @@ from .forward import (
 from .langevin import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
 from .localize import (
     AbstractLocalizer as AbstractLocalizer,
+    AbstractRadial as AbstractRadial,
     Centered as Centered,
     Gaussian as Gaussian,
     Heaviside as Heaviside,

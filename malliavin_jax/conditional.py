@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 from . import _mesh
 from ._misc import check_positive, check_shape
 from ._types import Flag, Scalar, Vector
-from .localize import Localizer
+from .localize import AbstractRadial, Localizer
 from .observe import Samples, check_samples
 
 CHUNK = 4096  # points weighed at once: queries × CHUNK numbers sit in memory, never queries × samples
@@ -111,19 +111,20 @@ def _tiled(x: Array, weight: Array, values: Array, jacobians: Array, observed: A
 def episode_terms(part: Bank, alpha: Vector, localizer: Localizer) -> tuple[list[Array], Array]:
     """n, a list of m arrays (size,), and w (size,): the terms of each episode of one chunk, summed over its times."""
 
-    def at_point(*y: Scalar) -> tuple[Scalar, list[Scalar]]:
-        K, G = localizer(jnp.stack(y))
-        return K, list(G)
-
-    # Coordinates stay apart from here on, each an array over the points of the chunk: XLA then computes a sum in one
-    # vectorised loop. (Its CPU backend, jaxlib 0.10.2, was also seen to return wrong numbers for a fused reduction over
-    # a short axis under vmap; tests/test_conditional.py compares vmap with a loop.)
+    # Coordinates stay apart, each an array over the points of the chunk: XLA then computes a sum in one vectorised
+    # loop. (Its CPU backend, jaxlib 0.10.2, was also seen to return wrong numbers for a fused reduction over a short
+    # axis under vmap; tests/test_conditional.py compares vmap with a loop.)
     axes = range(alpha.shape[0])
-    K, G = jax.vmap(jax.vmap(at_point))(*(part.x[j] - alpha[j] for j in axes))
-    seen = part.observed.astype(part.x.dtype)
-    w = seen * (K + _sum([G[j] * part.weight[j] for j in axes]))
+    y = [part.x[j] - alpha[j] for j in axes]
+    if isinstance(localizer, AbstractRadial):
+        K, B = localizer.radial(_sum([y[j] * y[j] for j in axes]), len(y))
+        G = [y[j] * B for j in axes]
+    else:
+        K, G = jax.vmap(jax.vmap(lambda *y: localizer(jnp.stack(y)), out_axes=(0, 1)), out_axes=(0, 1))(*y)
+    # An unobserved point has weight, values and Jacobian 0: only its kernel wants a mask.
+    w = part.observed.astype(part.x.dtype) * K + _sum([G[j] * part.weight[j] for j in axes])
     n = [
-        w * value - seen * _sum([jacobian[j] * G[j] for j in axes])
+        w * value - _sum([jacobian[j] * G[j] for j in axes])
         for value, jacobian in zip(part.values, part.jacobians, strict=True)
     ]
     return [_sum(list(row)) for row in n], _sum(list(w))

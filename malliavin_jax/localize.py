@@ -45,6 +45,28 @@ class AbstractLocalizer(eqx.Module):
         """K(y) and G(y)."""
 
 
+class AbstractRadial(AbstractLocalizer):
+    """A localizer with a radial kernel: by Gauss's law its field is radial too, G(y) = y·B(r²).
+
+    Sums over many points need r² and the two numbers K, B of each, never its vectors y and G, which costs half as much.
+
+    ```python
+    class Cauchy(mj.AbstractRadial):  # the heavy-tailed kernel 1/(π(1 + r²)²) of the plane
+        def radial(self, square, d):
+            return 1 / (jnp.pi * (1 + square) ** 2), 1 / (2 * jnp.pi * (1 + square) * (square + 1e-4))
+    ```
+    """
+
+    @abc.abstractmethod
+    def radial(self, square: Array, d: int) -> tuple[Array, Array]:
+        """K and B, of the shape of `square` = r², for points of d dimensions."""
+
+    def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
+        d = y.shape[0]
+        K, B = self.radial(functools.reduce(jnp.add, [y[j] * y[j] for j in range(d)]), d)
+        return K, y * B
+
+
 class Heaviside(AbstractLocalizer):
     """The paper's: K = 0, G = 1{y > 0}, in one dimension. It has no derivative in α, and says so.
 
@@ -95,7 +117,7 @@ class Laplace(AbstractLocalizer):
         return decay[0] / (2 * h), sign * decay / 2
 
 
-class Gaussian(AbstractLocalizer):
+class Gaussian(AbstractRadial):
     """A Gaussian kernel of length h, with a smooth core of size e, in any dimension (Malliavin–Thalmaier).
 
     With ω_d the area of the unit sphere, r = |y| and C(a) = P(χ²_d ≤ r²/a²), Gauss's law for a radial kernel gives
@@ -119,25 +141,22 @@ class Gaussian(AbstractLocalizer):
         check_positive("length", self.length)
         check_positive("core", self.core)
 
-    def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
-        d = y.shape[0]
-        h, e = jnp.asarray(self.length, y.dtype), jnp.asarray(self.core, y.dtype)
-        square = functools.reduce(jnp.add, [y[j] * y[j] for j in range(d)])  # as in conditional.episode_terms
+    def radial(self, square: Array, d: int) -> tuple[Array, Array]:
+        h, e = jnp.asarray(self.length, square.dtype), jnp.asarray(self.core, square.dtype)
         wide, inner = 1 / (2 * h * h), 1 / (4 * e * e)
         t, t_wide = inner * square, wide * square
         decay, decay_wide = jnp.exp(-t), jnp.exp(-t_wide)
-        # C(e), C(√2 e), C(h) are P(2t), P(t), P(t_wide) with P(t) = P(χ²_d ≤ 2t); e^{−2t} is the square of e^{−t}.
-        shells = ((2.0, 2 * inner, 2 * t, decay * decay), (-1.0, inner, t, decay), (-1.0, wide, t_wide, decay_wide))
-        if d == 2:  # the plane is where dense sums are largest: half the work
-            bracket = _shells_of_the_plane(t, t_wide, decay, decay_wide, square, 3 * inner - wide)
+        if d == 2:  # the plane is where dense sums are largest
+            bracket = _shells_of_the_plane(square, inner, wide, decay, decay_wide)
         else:
-            bracket = _shells(shells, square, d)
+            # C(e), C(√2 e), C(h) are P(2t), P(t), P(t_wide) with P(t) = P(χ²_d ≤ 2t); e^{−2t} is the square of e^{−t}.
+            outer = (-1.0, inner, t, decay), (-1.0, wide, t_wide, decay_wide)
+            bracket = _shells(((2.0, 2 * inner, 2 * t, decay * decay), *outer), square, d)
         area = 2 * math.pi ** (d / 2) / math.gamma(d / 2)
-        K = decay_wide * (wide / math.pi) ** (d / 2)
-        return K, y * (bracket / area)
+        return decay_wide * (wide / math.pi) ** (d / 2), bracket * (1 / area)
 
 
-def _shells(shells: Sequence[tuple[float, Scalar, Scalar, Scalar]], square: Scalar, d: int) -> Scalar:
+def _shells(shells: Sequence[tuple[float, Scalar, Array, Array]], square: Array, d: int) -> Array:
     """Σ_i factor_i P(χ²_d ≤ 2t_i) / r^d for factors that add up to 0, each t_i = rate_i·r² with its e^{−t_i}.
 
     With a = d/2, P(χ²_d ≤ 2t) = P_0 − e^{−t} Σ_j t^j/Γ(j+1) over j = a−1, a−2, … ≥ 0 and P_0 = 1 or erf(√t) as d is
@@ -167,24 +186,21 @@ def _shells(shells: Sequence[tuple[float, Scalar, Scalar, Scalar]], square: Scal
     return jnp.where(is_near, near, far / (away ** (d // 2) * (1 if d % 2 == 0 else jnp.sqrt(away))))
 
 
-def _shells_of_the_plane(
-    t: Scalar, t_wide: Scalar, decay: Scalar, decay_wide: Scalar, square: Scalar, limit: Scalar
-) -> Scalar:
-    """`_shells` for d = 2, where P(χ²_2 ≤ 2t) = 1 − e^{−t}: [e^{−t} + e^{−t_wide} − 2e^{−2t}]/r², with its limit at 0.
+def _shells_of_the_plane(square: Array, inner: Scalar, wide: Scalar, decay: Array, decay_wide: Array) -> Array:
+    """`_shells` for d = 2, where P(χ²_2 ≤ 2t) = 1 − e^{−t}: [e^{−t} + e^{−t_wide} − 2e^{−2t}]/r².
 
-    Written in E = e^{−t} − 1, whose own series serves where it is small, nothing cancels.
+    The three series are one in z = r²·(largest rate), which serves where z is small and the exponentials cancel.
     """
-
-    def less_one(t: Scalar, decay: Scalar) -> Scalar:
-        near = jnp.where(t < 0.25, t, 0)
-        series = jnp.zeros_like(t)
-        for number, coefficient in reversed(list(enumerate(_series(1.0, 0.25, float(jnp.finfo(t.dtype).eps))))):
-            series = series * near + (-1) ** (number + 1) * coefficient
-        return jnp.where(t < 0.25, near * series, decay - 1)
-
-    E, E_wide = less_one(t, decay), less_one(t_wide, decay_wide)
-    away = jnp.where(square > 0, square, 1)
-    return jnp.where(square > 0, (E_wide - E * (3 + 2 * E)) / away, limit)
+    small = 0.1
+    rate = jnp.maximum(2 * inner, wide)
+    ratios = ((1, inner / rate), (1, wide / rate), (-2, 2 * inner / rate))
+    near = jnp.minimum(rate * square, small)  # each branch, where it is not used, at a value with finite derivatives
+    series = jnp.zeros_like(square)
+    for j, coefficient in reversed(list(enumerate(_series(1.0, small, float(jnp.finfo(square.dtype).eps))))):
+        mixed = functools.reduce(jnp.add, [factor * ratio ** (j + 1) for factor, ratio in ratios])
+        series = series * near + (-1) ** (j + 1) * coefficient * mixed
+    far = (decay_wide + decay * (1 - 2 * decay)) / jnp.maximum(square, small / rate)
+    return jnp.where(rate * square < small, rate * series, far)
 
 
 def _series(a: float, small: float, tolerance: float) -> list[float]:
