@@ -9,9 +9,10 @@ each core with its best length, and the variance of the difference from the diff
 The first term estimates the squared bias, which grows like e⁸. Every smaller core serves as a reference (as in Lepski's
 method), not the smallest alone: that one is the least biased and the noisiest, and with noisy gradients sees nothing.
 
-At the least risk the bias is still a good part of the error, and no standard error knows of it. The core taken is
-therefore somewhat smaller than that: in the plane, where the variance grows only like log(1/e), by a quarter, which
-costs nothing; beyond, where it grows like e^{2−d}, by a tenth. The intervals then cover what they say.
+An α counts by the number of episodes that carry it, so that the noisy outskirts of the data do not decide for their
+middle. At the least risk the bias is still a good part of the error, and no standard error knows of it; where noise
+hides it, the risk is flat and its least place is luck. The core taken is therefore the smallest whose risk exceeds the
+least by no more than a fifth: the error is a tenth larger at most, and the intervals cover what they say.
 """
 
 from typing import NamedTuple
@@ -24,7 +25,16 @@ from jaxtyping import Array, Float
 
 from ._tail import spread
 from ._types import Scalar, Vector
-from .conditional import Bank, Sums, episode_terms, localized_sums, make_bank, ratio_estimate, sum_over_chunks
+from .conditional import (
+    SIGNIFICANT,
+    Bank,
+    Sums,
+    episode_terms,
+    localized_sums,
+    make_bank,
+    ratio_estimate,
+    sum_over_chunks,
+)
 from .localize import AbstractLocalizer, Gaussian, Laplace
 from .observe import Samples
 from .potentials import AbstractPotential
@@ -33,9 +43,8 @@ _ALPHAS = 32  # places at which candidates are compared: samples themselves, so 
 _PILOT = 20_000  # points on which lengths are compared: which is best does not depend on the number
 _RISK_POINTS = 400_000  # points from which the bias of a core is estimated
 _LENGTHS = (0.013, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.38, 0.55, 0.8, 1.15, 1.7, 2.5, 4.0, 8.0)
-_LENGTHS_BEYOND = (0.35, 0.6, 1.0, 1.7, 3.0, 6.0)
-_SMALLER = {2: 0.75}  # the core taken, in units of the one of least risk
-_SMALLER_BEYOND = 0.9
+_LENGTHS_BEYOND = (0.12, 0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 6.0)
+_TOLERANCE = 0.2  # by how much the risk of the core taken may exceed the least
 _CORES = (0.06, 0.1, 0.15, 0.22, 0.32, 0.47, 0.7, 1.0)
 
 
@@ -93,18 +102,22 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     if samples.dim == 1:
         lengths = scale * jnp.asarray(_LENGTHS, scale.dtype)
         squares = lax.map(lambda h: errors(Laplace(h)), lengths)
-        best = jnp.argmin(jnp.mean(jnp.log(squares + jnp.finfo(squares.dtype).tiny), 1))
+        best = jnp.argmin(_mean_log(squares))
         return Choice(Laplace(lengths[best]), jnp.mean(squares[best]))
 
     cores, lengths = (scale * jnp.asarray(c, scale.dtype) for c in (_CORES, _LENGTHS_BEYOND))
     grid = jnp.stack(jnp.meshgrid(cores, lengths, indexing="ij"), -1).reshape(-1, 2)
-    squares = lax.map(lambda pair: jnp.mean(errors(Gaussian(pair[1], pair[0]))), grid).reshape(len(_CORES), -1)
-    best_length = lengths[jnp.argmin(squares, 1)]
+    squares = lax.map(lambda pair: errors(Gaussian(pair[1], pair[0])), grid)
+    best_length = lengths[jnp.argmin(_mean_log(squares).reshape(len(_CORES), -1), 1)]
     some, fraction = _pilot(folds, _RISK_POINTS // samples.num_times)
     risks = _risks(some, fraction, alphas, cores, best_length)
-    best = jnp.argmin(risks)
-    smaller = _SMALLER.get(samples.dim, _SMALLER_BEYOND)
-    return Choice(Gaussian(best_length[best], smaller * cores[best]), risks[best])
+    taken = jnp.argmax(risks <= (1 + _TOLERANCE) * jnp.min(risks))  # the first: cores ascend
+    return Choice(Gaussian(best_length[taken], cores[taken]), jnp.min(risks))
+
+
+def _mean_log(squares: Float[Array, "candidates alphas"]) -> Float[Array, " candidates"]:
+    """Every α counts alike, whatever its size."""
+    return jnp.mean(jnp.log(squares + jnp.finfo(squares.dtype).tiny), 1)
 
 
 def _risks(
@@ -115,7 +128,7 @@ def _risks(
     `fraction` is the share of the episodes that `folds` hold.
     """
 
-    def at(alpha: Vector) -> tuple[Array, Array]:
+    def at(alpha: Vector) -> tuple[Array, Array, Array]:
         def products(fold: Fold) -> tuple[Array, Array]:
             def rows(part: Bank, core: Scalar, length: Scalar) -> Float[Array, "rows size"]:
                 n, w = episode_terms(part, alpha, Gaussian(length, core))
@@ -135,12 +148,15 @@ def _risks(
         variance = jnp.einsum("aki,aibj,bkj->kab", combine, gram, combine, precision=lax.Precision.HIGHEST)
         own = jnp.diagonal(variance, axis1=1, axis2=2)
         difference = own[:, :, None] + own[:, None, :] - 2 * variance
-        excess = (value.T[:, :, None] - value.T[:, None, :]) ** 2 - difference
-        return jnp.sum(excess, 0), jnp.sum(own, 0)
+        squares = jnp.diagonal(gram[:, 0, :, 0])
+        firm = total > SIGNIFICANT * jnp.sqrt(squares)  # a ratio with nothing below is no reference
+        excess = jnp.sum((value.T[:, :, None] - value.T[:, None, :]) ** 2 - difference, 0)
+        return jnp.where(firm[:, None] & firm[None, :], excess, 0), jnp.sum(own, 0), jnp.mean(total**2 / squares)
 
-    excess, variance = lax.map(at, alphas, batch_size=4)
-    smaller = jnp.tril(jnp.mean(excess, 0))  # the diagonal is 0
-    return jnp.max(smaller, 1) + fraction * jnp.mean(variance, 0)
+    excess, variance, carried = lax.map(at, alphas, batch_size=4)
+    share = carried / jnp.sum(carried)
+    smaller = jnp.tril(jnp.einsum("n,nab->ab", share, excess))  # the diagonal is 0
+    return jnp.max(smaller, 1) + fraction * share @ variance
 
 
 def _pilot(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, ...], float]:

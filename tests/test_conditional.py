@@ -365,6 +365,30 @@ def test_sums_equal_the_formulas_however_they_are_batched(d, times, count, core,
 # ---------------------------------------------------------------- other ℓ, density, score
 
 
+class Cauchy(mj.AbstractRadial):
+    """K = 1/(π (1 + r²)²) in the plane, and its field with a small core."""
+
+    core: float
+
+    def radial(self, square, d):
+        return 1 / (jnp.pi * (1 + square) ** 2), 1 / (2 * jnp.pi * (1 + square) * (square + self.core))
+
+
+@pytest.mark.parametrize("localizer", [Cauchy(0.01), Gaussian(0.6, 0.2)], ids=["Cauchy", "Gaussian"])
+def test_a_radial_localizer_is_the_function_it_is(localizer, key):
+    """Sums by r² alone against the same localizer as a plain function of y; one point in five is unobserved."""
+    x, gradient = jax.random.normal(key, (2, 400, 2, 2))
+    hessian = jnp.broadcast_to(jnp.eye(2), (400, 2, 2, 2))
+    samples = Samples(x, gradient, hessian, x, jax.random.bernoulli(jax.random.fold_in(key, 1), 0.8, (400, 2)))
+    alphas = jnp.asarray([[0.0, 0.0], [0.7, -0.4], [-1.1, 0.3]])
+    bank = gradient_bank(samples)
+    by_square, by_vector = (
+        jax.vmap(lambda alpha, f=f: localized_sums(bank, alpha, f))(alphas) for f in (localizer, lambda y: localizer(y))
+    )
+    for got, wanted in zip(by_square, by_vector, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("localizer", [Laplace(0.15), Laplace(0.6), Gaussian(0.5, 0.05)], ids=str)
 def test_any_function_can_be_conditioned(localizer, quartic):
     """ℓ = (x², cos x, 7): E[ℓ(X) | X = α] = ℓ(α). The core's bias, (e⁴/4) (pℓ)''''/p, is of order 1e-5."""

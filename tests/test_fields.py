@@ -213,6 +213,18 @@ def test_everything_automatic_in_two_dimensions(plane_bank):
     assert root_mean_square(got.stderr) < root_mean_square(fixed.stderr)
 
 
+def test_few_noisy_episodes_in_space_take_a_large_core():
+    """On a quadratic no core is biased, so the largest are best; a tiny one, which weighs nothing at some α, is no
+    reference for them, however far its wild numbers are from theirs."""
+    cores = []
+    for seed in range(4):
+        x, noise, extra = jax.random.normal(jax.random.key(seed), (3, 1000, 1, 3), jnp.float32)
+        hessian = jnp.broadcast_to(jnp.eye(3, dtype=x.dtype), (1000, 1, 3, 3))
+        samples = mj.Samples(x, x + 10 * noise, hessian, x + extra, jnp.ones((1000, 1), bool))
+        cores.append(float(MalliavinField(samples, control=None).localizer.core))
+    assert min(cores) > 0.4, cores
+
+
 # ---------------------------------------------------------------- sorted and dense
 
 
