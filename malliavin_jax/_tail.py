@@ -5,9 +5,12 @@ of the samples around α, with positive weights (1 + |X_i − α|²/ℓ²)^{−(
 It is a first-order extrapolation with observed Hessians, never wild, and it keeps a chain coming back.
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from ._types import Scalar, Vector
@@ -22,24 +25,27 @@ _TABLE = 257  # nodes of the one-dimensional table
 class Tail(eqx.Module):
     """α ↦ the weighted mean of tangent planes inside the observed box, continued linearly outside it."""
 
-    x: Float[Array, "planes d"]
-    gradient: Float[Array, "planes d"]
-    hessian: Float[Array, "planes d d"]
-    mass: Float[Array, " planes"]
+    x: Float[Array, "d planes"]
+    planes: Float[Array, "planes columns"]  # 1, the gradient of each plane at `middle`, and its Hessian
     low: Vector
     high: Vector
     reach: Scalar
     floor: Scalar  # least stiffness outside: 1/variance of the positions, that of a Gaussian of their width
 
+    @property
+    def middle(self) -> Vector:
+        return (self.low + self.high) / 2
+
     def __call__(self, alpha: Vector) -> Vector:
+        d = alpha.shape[0]
         nearest = jnp.clip(alpha, self.low, self.high)
-        y = nearest[None, :] - self.x
-        power = (self.x.shape[1] + 6) // 2
-        kernel = self.mass / (1 + jnp.sum(y * y, -1) / self.reach**2) ** power
-        share = kernel / jnp.maximum(jnp.sum(kernel), jnp.finfo(kernel.dtype).tiny)
-        planes = self.gradient + jnp.einsum("pij,pj->pi", self.hessian, y)
-        curvature = jnp.trace(jnp.tensordot(share, self.hessian, 1)) / alpha.shape[0]
-        return share @ planes + jnp.maximum(curvature, self.floor) * (alpha - nearest)
+        square = functools.reduce(jnp.add, [(self.x[j] - nearest[j]) ** 2 for j in range(d)])
+        kernel = 1 / (1 + square / self.reach**2) ** ((d + 6) // 2)
+        mass, rest = jnp.split(jnp.dot(kernel, self.planes, precision=lax.Precision.HIGHEST), [1])
+        gradient, hessian = jnp.split(rest / jnp.maximum(mass, jnp.finfo(mass.dtype).tiny), [d])
+        hessian = hessian.reshape(d, d)
+        stiffness = jnp.maximum(jnp.trace(hessian) / d, self.floor)
+        return gradient + hessian @ (nearest - self.middle) + stiffness * (alpha - nearest)
 
 
 class TabulatedTail(eqx.Module):
@@ -75,8 +81,10 @@ def tangent_planes(samples: Samples) -> Tail:
         return jnp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
 
     x, gradient, hessian = keep(samples.x), keep(samples.gradient), keep(samples.hessian)
-    mass = seen[pick].astype(x.dtype)
-    return Tail(x, gradient, hessian, mass, low, high, _REACH * jnp.sqrt(variance), 1 / variance)
+    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=lax.Precision.HIGHEST)
+    mass = seen[pick].astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
+    planes = jnp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
+    return Tail(x.T, planes, low, high, _REACH * jnp.sqrt(variance), 1 / variance)
 
 
 @eqx.filter_jit

@@ -9,7 +9,7 @@ import pytest
 import malliavin_jax as mj
 from malliavin_jax._select import _LENGTHS, choose_localizer
 from malliavin_jax._sorted import sort_bank
-from malliavin_jax._tail import spread
+from malliavin_jax._tail import spread, tangent_planes
 from malliavin_jax.conditional import conditional_expectation, localized_sums, make_bank
 from malliavin_jax.fields import FreshField, MalliavinField, TabulatedField, TrueField, _cross_fitted
 from malliavin_jax.localize import Centered, Gaussian, Heaviside, Laplace
@@ -406,6 +406,25 @@ def test_nan_does_not_spread(localizer, first):
     assert not bool(broken.trusted[1])
     for i in (0, 2):
         jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b[i]), broken, whole)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_the_tail_is_the_weighted_mean_of_tangent_planes(d, key):
+    """Against the formula, far from the origin too; outside the box it goes on with the mean curvature or its floor."""
+    keys = jax.random.split(key, 4)
+    x = 50 + jax.random.normal(keys[0], (300, 2, d))
+    gradient, hessian = jax.random.normal(keys[1], (300, 2, d)), jax.random.normal(keys[2], (300, 2, d, d))
+    samples = mj.Samples(x, gradient, hessian, x, jax.random.bernoulli(keys[3], 0.7, (300, 2)))
+    tail = tangent_planes(samples)
+    seen = np.asarray(samples.observed)
+    X, g, H = (np.asarray(a)[seen] for a in (x, gradient, hessian))
+    width = float(spread(samples))
+    for inside, out in (((X[0] + X[1]) / 2, 0.0), (X.max(0), 3.0)):
+        kernel = (1 + np.sum((X - inside) ** 2, 1) / (0.2 * width) ** 2) ** -float((d + 6) // 2)
+        planes = g + np.einsum("pij,pj->pi", H, inside - X)
+        curvature = np.average(np.trace(H, axis1=1, axis2=2) / d, weights=kernel)
+        wanted = np.average(planes, axis=0, weights=kernel) + max(curvature, 1 / width**2) * out
+        np.testing.assert_allclose(tail(jnp.asarray(inside + out)), wanted, rtol=1e-9, atol=1e-9)
 
 
 # ---------------------------------------------------------------- jit, vmap, scan, other fields
