@@ -22,10 +22,51 @@ from .conditional import Bank, Sums
 from .localize import refuse_derivative
 
 
+class Places(eqx.Module):
+    """How many samples are left of α: a table of equal buckets tells all but those in α's own, bisection the rest.
+
+    With as many buckets as samples a few steps do, where bisection of all of them would leave the cache many times; and
+    never more than log₂ N steps, however the samples lie.
+    """
+
+    x: Float[Array, " points"]
+    first: Int[Array, " edges"]  # sample of each bucket, and at the end the number of all
+    low: Scalar
+    scale: Scalar  # buckets per unit of x
+    steps: Int[Array, ""]
+
+    def bucket(self, x: Array) -> Array:
+        """Monotone in x whatever the rounding, and the same for samples and queries: that is all a search needs."""
+        place = jnp.clip((x - self.low) * self.scale, 0, self.x.shape[0] - 1)
+        return jnp.where(jnp.isnan(place), 0, place).astype(jnp.int32)
+
+    def __call__(self, alpha: Scalar) -> Int[Array, ""]:
+        """The number of samples x ≤ α."""
+        bucket = self.bucket(alpha)
+
+        def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bounds
+            middle = (low + high) // 2
+            is_left = (low < high) & (self.x[middle] <= alpha)
+            return jnp.where(is_left, middle + 1, low), jnp.where(is_left, high, middle)
+
+        return lax.fori_loop(0, self.steps, halve, (self.first[bucket], self.first[bucket + 1]))[0]
+
+
+def make_places(x: Float[Array, " points"]) -> Places:
+    """The search among sorted x."""
+    width = x[-1] - x[0]
+    scale = jnp.where(width > 0, len(x) / jnp.where(width > 0, width, 1), 0)
+    empty = Places(x, jnp.zeros(len(x) + 1, jnp.int32), x[0], scale, jnp.zeros((), jnp.int32))
+    counts = jnp.zeros(len(x) + 1, jnp.int32).at[1 + empty.bucket(x)].add(1)
+    steps = 32 - lax.clz(jnp.max(counts))  # as many as the largest count has binary digits
+    return eqx.tree_at(lambda p: (p.first, p.steps), empty, (jnp.cumsum(counts, dtype=jnp.int32), steps))
+
+
 class SortedBank(eqx.Module):
     """Sorted positions with their running sums; `sums(alpha)` is `localized_sums(bank, alpha, Laplace(length))`."""
 
-    x: Float[Array, " points"]
+    places: Places
     # Row j is for α between samples j − 1 and j: n, w, nn, nw, ww of the samples right of it and of those left of it,
     # nn, nw, ww of both together, and the two neighbours. One row, one line of cache: a query touches no other.
     table: Float[Array, "rows 16"]
@@ -33,7 +74,7 @@ class SortedBank(eqx.Module):
 
     def sums(self, alpha: Vector) -> Sums:
         alpha = refuse_derivative(alpha)
-        row = self.table[jnp.searchsorted(self.x, alpha[0], side="right", method="scan")]
+        row = self.table[self.places(alpha[0])]
         right, left, mixed, (x_left, x_right, _) = row[:5], row[5:10], row[10:13], row[13:]
         to_left, to_right = (jnp.maximum(y, 0) / self.length for y in (alpha[0] - x_left, x_right - alpha[0]))
         n, w, nn, nw, ww = right * _decay(to_right) + left * _decay(to_left) + jnp.pad(mixed, (2, 0))
@@ -89,7 +130,7 @@ def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array,
         jnp.concatenate([flat, flat[-1:]])[:, None],
         jnp.zeros((len(flat) + 1, 1), x.dtype),
     )
-    return SortedBank(flat, jnp.concatenate(columns, 1), h)
+    return SortedBank(make_places(flat), jnp.concatenate(columns, 1), h)
 
 
 def _running_sum(terms: Float[Array, "points 5"], gaps: Float[Array, " points"]) -> Float[Array, "points 5"]:

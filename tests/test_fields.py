@@ -8,7 +8,7 @@ import pytest
 
 import malliavin_jax as mj
 from malliavin_jax._select import _LENGTHS, choose_localizer
-from malliavin_jax._sorted import sort_bank
+from malliavin_jax._sorted import make_places, sort_bank
 from malliavin_jax._tail import spread, tangent_planes
 from malliavin_jax.conditional import conditional_expectation, localized_sums, make_bank
 from malliavin_jax.fields import FreshField, MalliavinField, TabulatedField, TrueField, _cross_fitted
@@ -273,6 +273,28 @@ def test_only_laplace_in_one_dimension_is_sorted(first, plane_bank):
     for localizer in (Heaviside(), Centered(), Gaussian(0.3, 0.1)):
         assert MalliavinField(first, localizer, None).sorted is None
     assert MalliavinField(take(plane_bank, 0, PER_SET), Gaussian(0.3, 0.1), None).sorted is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["normal", "outliers", "ties", "one value", "one sample"])
+def test_places_among_the_samples(kind, dtype):
+    """As many samples left of α as NumPy finds, at the samples themselves, next to them and beyond them."""
+    normal = np.random.default_rng(0).normal(50, 1, 3000)
+    x = {
+        "normal": normal,
+        "outliers": np.concatenate([normal, [-1e7, 1e7]]),
+        "ties": np.round(normal, 1),
+        "one value": np.full(100, 0.3),
+        "one sample": np.array([0.3]),
+    }[kind]
+    x = np.sort(x.astype(dtype))
+    beyond = np.array([-np.inf, x[0] - 1, x[-1] + 1, np.inf], dtype)
+    alphas = np.concatenate([x, np.nextafter(x, -np.inf), np.nextafter(x, np.inf), beyond]).astype(dtype)
+    places = make_places(jnp.asarray(x))
+    np.testing.assert_array_equal(jax.jit(jax.vmap(places))(jnp.asarray(alphas)), np.searchsorted(x, alphas, "right"))
+    assert int(places.steps) <= np.log2(len(x)) + 1
+    if kind == "normal":
+        assert int(places.steps) <= 4
 
 
 # ---------------------------------------------------------------- tables
