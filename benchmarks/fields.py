@@ -28,14 +28,14 @@ def some_samples(episodes, d):
     return mj.Samples(x, x, hessian, x, jnp.ones((episodes, 1), bool))
 
 
-def query(field, alphas, batch_size):
+def values_and_errors(field, alphas, batch_size):
     estimate = jax.lax.map(field, alphas, batch_size=batch_size)
     return estimate.value, estimate.stderr
 
 
 # NumPy uses the widest vectors of the processor by itself; XLA takes half of AVX-512 unless it is told.
-query_wide = eqx.filter_jit(query, compiler_options={"xla_cpu_prefer_vector_width": 512})
-query = eqx.filter_jit(query)
+query = eqx.filter_jit(values_and_errors)
+query_wide = eqx.filter_jit(values_and_errors, compiler_options={"xla_cpu_prefer_vector_width": 512})
 
 
 def queries(number, d):

@@ -12,8 +12,7 @@ method), not the smallest alone: that one is the least biased and the noisiest, 
 An α counts by the number of episodes that carry it, so that the noisy outskirts of the data do not decide for their
 middle. At the least risk the bias is still a good part of the error, and no standard error knows of it; where noise
 hides it, the risk is flat and its least place is luck. The core taken is therefore the smallest whose risk exceeds the
-least by no more than a fifth, and a tenth smaller still: it costs some tenth of the error, and the intervals cover what
-they say.
+least by no more than a fifth, and a tenth smaller still: it costs little error, and the intervals cover better.
 """
 
 from typing import NamedTuple

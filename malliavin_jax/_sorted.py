@@ -35,14 +35,9 @@ class Places(eqx.Module):
     scale: Scalar  # buckets per unit of x
     steps: Int[Array, ""]
 
-    def bucket(self, x: Array) -> Array:
-        """Monotone in x whatever the rounding, and the same for samples and queries: that is all a search needs."""
-        place = jnp.clip((x - self.low) * self.scale, 0, self.x.shape[0] - 1)
-        return jnp.where(jnp.isnan(place), 0, place).astype(jnp.int32)
-
     def __call__(self, alpha: Scalar) -> Int[Array, ""]:
         """The number of samples x ≤ α."""
-        bucket = self.bucket(alpha)
+        bucket = _bucket(alpha, self.low, self.scale, self.x.shape[0])
 
         def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bounds
@@ -57,10 +52,15 @@ def make_places(x: Float[Array, " points"]) -> Places:
     """The search among sorted x."""
     width = x[-1] - x[0]
     scale = jnp.where(width > 0, len(x) / jnp.where(width > 0, width, 1), 0)
-    empty = Places(x, jnp.zeros(len(x) + 1, jnp.int32), x[0], scale, jnp.zeros((), jnp.int32))
-    counts = jnp.zeros(len(x) + 1, jnp.int32).at[1 + empty.bucket(x)].add(1)
+    counts = jnp.zeros(len(x) + 1, jnp.int32).at[1 + _bucket(x, x[0], scale, len(x))].add(1)
     steps = 32 - lax.clz(jnp.max(counts))  # as many as the largest count has binary digits
-    return eqx.tree_at(lambda p: (p.first, p.steps), empty, (jnp.cumsum(counts, dtype=jnp.int32), steps))
+    return Places(x, jnp.cumsum(counts, dtype=jnp.int32), x[0], scale, steps)
+
+
+def _bucket(x: Array, low: Scalar, scale: Scalar, buckets: int) -> Array:
+    """Monotone in x whatever the rounding, and the same for samples and queries: that is all a search needs."""
+    place = jnp.clip((x - low) * scale, 0, buckets - 1)
+    return jnp.where(jnp.isnan(place), 0, place).astype(jnp.int32)
 
 
 class SortedBank(eqx.Module):

@@ -48,7 +48,7 @@ class AbstractLocalizer(eqx.Module):
 class AbstractRadial(AbstractLocalizer):
     """A localizer with a radial kernel: by Gauss's law its field is radial too, G(y) = y·B(r²).
 
-    Sums over many points need r² and the two numbers K, B of each, never its vectors y and G, which costs half as much.
+    Sums over many points need r² and the two numbers K, B of each, never its vectors y and G, and are faster.
 
     ```python
     class Cauchy(mj.AbstractRadial):  # the heavy-tailed kernel 1/(π(1 + r²)²) of the plane
