@@ -16,9 +16,9 @@ from _timing import machine, race, save
 from jax import lax
 
 import malliavin_jax as mj
-from malliavin_jax import _noise
-from malliavin_jax._misc import floats_to_arrays
-from malliavin_jax.observe import observe_steps
+from malliavin_jax._base.checks import floats_to_arrays
+from malliavin_jax.learner import random as _noise
+from malliavin_jax.samples.simulated import observe_steps
 
 STEPS, STEP_SIZE = 80, 0.01
 

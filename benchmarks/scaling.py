@@ -121,9 +121,9 @@ def growth(fast):
     from _timing import race
 
     import malliavin_jax as mj
-    from malliavin_jax._bare import weights_at_steps
-    from malliavin_jax._misc import floats_to_arrays
-    from malliavin_jax.observe import observe_steps
+    from malliavin_jax._base.checks import floats_to_arrays
+    from malliavin_jax.samples.bare import weights_at_steps
+    from malliavin_jax.samples.simulated import observe_steps
 
     def plain(episodes, steps):
         initial = lambda k: jax.random.normal(k, (1,), jnp.float32)  # noqa: E731

@@ -8,64 +8,68 @@ from . import (
     potentials as potentials,
     wiener as wiener,
 )
-from ._bare import Weighed as Weighed, observe_weights as observe_weights
-from ._pilot import (
-    Window as Window,
-    best_rate as best_rate,
-    minimum_variance_window as minimum_variance_window,
-)
-from .accumulate import (
-    Accumulator as Accumulator,
-    accumulate as accumulate,
-    observe_and_accumulate as observe_and_accumulate,
-)
-from .conditional import (
+from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
+from .estimate import (
+    AbstractLocalizer as AbstractLocalizer,
+    AbstractRadial as AbstractRadial,
+    Centered as Centered,
     Estimate as Estimate,
+    Gaussian as Gaussian,
+    Heaviside as Heaviside,
+    Laplace as Laplace,
     conditional_expectation as conditional_expectation,
     density as density,
     score as score,
 )
-from .consistency import Consistency as Consistency, LearnerReport as LearnerReport, consistency as consistency
 from .fields import (
     FreshField as FreshField,
     MalliavinField as MalliavinField,
     TabulatedField as TabulatedField,
     TrueField as TrueField,
+    short_localizer as short_localizer,
 )
-from .forward import (
+from .learner import (
     ForwardLearner as ForwardLearner,
     Path as Path,
     Point as Point,
     Transition as Transition,
+    initial as initial,
     simulate as simulate,
 )
-from .langevin import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
-from .localize import (
-    AbstractLocalizer as AbstractLocalizer,
-    AbstractRadial as AbstractRadial,
-    Centered as Centered,
-    Gaussian as Gaussian,
-    Heaviside as Heaviside,
-    Laplace as Laplace,
-)
-from .observe import (
-    Samples as Samples,
-    observe as observe,
-    samples_from_paths as samples_from_paths,
-)
 from .potentials import Polynomial as Polynomial, Potential as Potential
-from .recording import Recording as Recording, split_log as split_log
+from .recording import (
+    Consistency as Consistency,
+    LearnerReport as LearnerReport,
+    Recording as Recording,
+    consistency as consistency,
+    split_log as split_log,
+)
 from .recovery import (
     Loss as Loss,
     loss_from_field as loss_from_field,
     loss_from_samples as loss_from_samples,
+)
+from .samples import (
+    Samples as Samples,
+    Weighed as Weighed,
+    observe as observe,
+    observe_weights as observe_weights,
+    samples_from_paths as samples_from_paths,
+)
+from .streaming import (
+    Accumulator as Accumulator,
+    accumulate as accumulate,
+    observe_and_accumulate as observe_and_accumulate,
 )
 from .weights import (
     Canonical as Canonical,
     FixedWindow as FixedWindow,
     Reciprocal as Reciprocal,
     Scheme as Scheme,
+    Window as Window,
     Windowed as Windowed,
+    best_rate as best_rate,
+    minimum_variance_window as minimum_variance_window,
     weigh as weigh,
 )
 

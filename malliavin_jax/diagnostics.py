@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from ._misc import check_count, check_positive, check_shape, float_array
-from ._types import Key, Scalar
-from .langevin import Chain
-from .recovery import cell_counts, range_ends
+from ._base.checks import check_count, check_positive, check_shape, float_array
+from ._base.types import Key, Scalar
+from .chain.passive import Chain
+from .recovery.density import cell_counts, range_ends
 
 
 def split_rhat(positions: Shaped[ArrayLike, "..."], *, method: str = "rank") -> Float[Array, " d"]:

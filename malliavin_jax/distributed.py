@@ -30,8 +30,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from . import _checkpoint, _mesh
-from .observe import Samples
+from ._base import checkpoint as _checkpoint, mesh as _mesh
+from .samples.samples import Samples
 
 _FIELDS = ("x", "gradient", "hessian", "weight", "observed")
 

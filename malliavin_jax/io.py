@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ._npy import Column, archived_arrays
-from .recording import OnBad, Recording, split_log
+from .recording.npy import Column, archived_arrays
+from .recording.recording import OnBad, Recording, split_log
 
 ARRAYS = ("x", "gradient", "hessian", "step_size", "inverse_temperature", "lengths", "starts")
 MAX_BYTES = 8 * 2**30

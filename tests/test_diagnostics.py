@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from malliavin_jax.chain.passive import Chain, passive_langevin
 from malliavin_jax.diagnostics import (
     convergence_experiment,
     density_significance,
@@ -19,8 +20,7 @@ from malliavin_jax.diagnostics import (
     total_variation,
     wasserstein,
 )
-from malliavin_jax.fields import TrueField
-from malliavin_jax.langevin import Chain, passive_langevin
+from malliavin_jax.fields.fresh import TrueField
 from malliavin_jax.potentials import AbstractPotential
 
 with warnings.catch_warnings():

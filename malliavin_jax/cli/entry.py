@@ -1,0 +1,194 @@
+"""The command line: `malliavin-jax check | estimate | recover | reproduce`."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+
+_DATA = """DATA is a .npz file or a folder of .npy files with the arrays
+  x         (episodes, points, d)      row k: the position after k steps
+  gradient  (episodes, points, d)      row k: the gradient used there
+  hessian   (episodes, points, d, d)   or (episodes, points, d), its diagonal
+  step_size, inverse_temperature       numbers, or one for each episode
+  lengths   (episodes,)                steps that each episode made, if they differ
+or one long log, x and gradient (rows, d), with starts, the rows at which episodes start.
+"""
+_AXIS = 100_000  # points of a grid on one axis
+_CODES = "exit codes: 0 done, 2 a mistake in the data or in the command, named in one line"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code (2 for a mistake of the user's, with a message and no traceback)."""
+    parser = _parser()
+    arguments = parser.parse_args([_shielded(word) for word in (sys.argv[1:] if argv is None else argv)])
+    if arguments.command == "reproduce" and arguments.seed < 0:
+        parser.error(f"--seed must not be negative, got {arguments.seed}")
+    if arguments.out is not None:
+        try:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return _failed(f"--out {arguments.out} cannot be written: {error.strerror}")
+    try:
+        return _run(arguments)
+    except (ValueError, OSError) as error:
+        return _failed(str(error))
+    except MemoryError:
+        return _failed("not enough memory; a folder of .npy files and --chunk need less")
+
+
+def _failed(message: str) -> int:
+    print(f"malliavin-jax: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "reproduce":
+        from .reproduce import reproduce
+
+        reproduce(arguments.out, seed=arguments.seed, fast=arguments.fast, say=_say)
+        return 0
+
+    from . import commands
+
+    request = commands.Request(
+        *(getattr(arguments, name, None) for name in ("step_size", "inverse_temperature", "times", "steps", "chunk")),
+        safe=getattr(arguments, "safe", False),
+        drop=arguments.drop_bad,
+    )
+    if arguments.command == "check":
+        return commands.run_check(arguments.data, arguments.out, request, _say)
+    if arguments.command == "estimate":
+        points = None if arguments.at is None else _points(arguments.at)
+        return commands.run_estimate(arguments.data, arguments.out, request, points, arguments.grid, _say)
+    return commands.run_recover(arguments.data, arguments.out, request, arguments.grid, _say)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="malliavin-jax",
+        description="Recover a learner's loss from its trajectories, with error bars.",
+        epilog="malliavin-jax COMMAND --help explains a command and gives an example",
+    )
+    parser.add_argument("--version", action="version", version=f"malliavin-jax {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    check = _command(
+        commands, "check", "does the recorded run look like the learner it is said to come from?",
+        "Hold recorded data against the law of the learner: residual variance, Gaussianity, whiteness, step size and "
+        "temperature, integration by parts.",
+        "malliavin-jax check run.npz\n  malliavin-jax check run.npz --step-size 0.01 --inverse-temperature 1",
+        _CODES + ",\n1 the data do not fit the learner",
+    )  # fmt: skip
+    check.add_argument("--out", type=Path, metavar="DIR", help="write check.json there")
+
+    estimate = _command(
+        commands, "estimate", "the gradient of the loss at points or on a grid, with error bars",
+        "Estimate the gradient of the learner's loss at points it need not have visited: estimate.csv, estimate.json "
+        "and, in one and two dimensions, estimate.png.",
+        "malliavin-jax estimate run.npz --grid -1:1:41\n"
+        "  malliavin-jax estimate run.npz --at 0.1,0.5 -0.3,0.2 --steps 20 40 80",
+        _CODES,
+    )  # fmt: skip
+    where = estimate.add_mutually_exclusive_group(required=True)
+    where.add_argument("--at", nargs="+", metavar="POINT", help="points, as numbers separated by commas: 0.1,0.5")
+    where.add_argument("--grid", type=_grid, metavar="GRID", help="low:high:count for each axis, separated by commas")
+
+    recover = _command(
+        commands, "recover", "the loss itself on a grid, in one and two dimensions",
+        "Recover the learner's loss by integrating the estimated gradient: loss.csv, loss.png, gradient.csv, "
+        "gradient.png, report.txt.",
+        "malliavin-jax recover run.npz --out recovered\n  malliavin-jax recover run.npz --grid -1:1:41,-2:2:41 --safe",
+        _CODES,
+    )  # fmt: skip
+    recover.add_argument("--grid", type=_grid, metavar="GRID",
+                         help="low:high:count for each axis, with commas (default: where the data are)")  # fmt: skip
+
+    for command in (estimate, recover):
+        command.add_argument("--out", type=Path, default=Path("out"), metavar="DIR",
+                             help="where to write (default: out)")  # fmt: skip
+        stops = command.add_mutually_exclusive_group()
+        stops.add_argument("--times", type=float, nargs="+", metavar="S", help="conditioning times")
+        stops.add_argument("--steps", type=int, nargs="+", metavar="K",
+                           help="conditioning steps (default: eight, up to the median length)")  # fmt: skip
+        command.add_argument("--safe", action="store_true",
+                             help="short localizer: where episodes end because of where they are")  # fmt: skip
+        command.add_argument("--chunk", type=_count, metavar="N",
+                             help="read N episodes at a time (default: all at once if they fit)")  # fmt: skip
+
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="the paper's numerical example: four figures, a table of errors, a JSON file",
+        description="Run the paper's numerical example (quartic loss, s = 0.8, 5000 episodes, 2000 steps after 300) "
+        "with this library's default estimator, the paper's own and the kernel baseline.",
+    )
+    reproduce.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to write (default: out)")
+    reproduce.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    reproduce.add_argument("--fast", action="store_true", help="a smaller run, for a first look")
+    return parser
+
+
+def _command(commands: Any, name: str, help: str, description: str, example: str, codes: str) -> Any:
+    """A command that reads recorded data."""
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=f"{_DATA}\nexamples:\n  {example}\n\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("data", type=Path, metavar="DATA", help="a .npz file or a folder of .npy files")
+    parser.add_argument("--step-size", type=float, metavar="E", help="if the data do not hold it")
+    parser.add_argument("--inverse-temperature", type=float, metavar="B", help="if the data do not hold it")
+    parser.add_argument("--drop-bad", action="store_true", help="leave bad episodes out instead of refusing the data")
+    return parser
+
+
+def _shielded(word: str) -> str:
+    """A word such as -1:1:41 or -0.3,0.2 is a value, not an option; argparse believes it of words with a space."""
+    return f" {word}" if re.match(r"-[\d.].*[:,]", word) else word
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 2, got {text!r}")
+    return int(text)
+
+
+def _grid(text: str) -> list[np.ndarray]:
+    axes = []
+    for part in text.strip().split(","):
+        try:
+            low, high, count = part.split(":")
+            axis = np.linspace(float(low), float(high), int(count) if int(count) <= _AXIS else 0)
+        except ValueError:
+            axis = np.zeros(0)
+        if len(axis) < 2 or not np.all(np.isfinite(axis)) or not axis[0] < axis[-1]:
+            raise argparse.ArgumentTypeError(
+                f"must be low:high:count with low < high and a count from 2 to {_AXIS}, got {part!r}"
+            )
+        axes.append(axis)
+    return axes
+
+
+def _points(words: Sequence[str]) -> np.ndarray:
+    try:
+        points = np.asarray([[float(number) for number in word.split(",")] for word in words])
+    except ValueError:
+        points = np.full((1, 1), np.nan)
+    if not np.all(np.isfinite(points)):
+        raise ValueError(f"--at must be points with equally many numbers, separated by commas, got {' '.join(words)}")
+    return points
+
+
+if __name__ == "__main__":
+    sys.exit(main())

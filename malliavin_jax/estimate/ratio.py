@@ -1,0 +1,47 @@
+"""An estimate with its error bars, as a ratio of localized sums."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._base.types import Flag, Scalar
+from .sums import Sums
+
+SIGNIFICANT = 3.0  # a density this many standard errors above zero carries an estimate
+
+
+class Estimate(eqx.Module):
+    """An estimate at one point α, with its error bars.
+
+    - `value`: the conditional expectation E[ℓ | X_s = α], one entry per component of ℓ.
+    - `stderr`: its standard error, in the units of `value`.
+    - `density`: the estimated density p̂_s(α), in 1/(units of x)^d, averaged over the conditioning times.
+    - `density_stderr`: its standard error.
+    - `trusted`: False where the data cannot carry the estimate (α outside the observed region, or a density
+      not significantly positive).
+
+    ```python
+    low, high = (estimates.value + z * estimates.stderr for z in (-1.96, 1.96))  # at nine α at once
+    ```
+    """
+
+    value: Float[Array, " m"]
+    stderr: Float[Array, " m"]
+    density: Scalar
+    density_stderr: Scalar
+    trusted: Flag
+
+
+def ratio_estimate(sums: Sums, episodes: Array | int, points: Array | int, inside: Flag) -> Estimate:
+    """The ratio with its standard errors, `points` being the number of observed points in all `episodes`."""
+    tiny, points = jnp.finfo(sums.w.dtype).tiny, jnp.asarray(points, sums.w.dtype)
+    empty = jnp.abs(sums.w) <= tiny  # nothing to divide by; a NaN is not empty, and stays one
+    safe = jnp.where(empty, 1, sums.w)
+    value = jnp.where(empty, 0, sums.n / safe)
+    variance = jnp.maximum(sums.shifted(-value).nn, 0)  # Σ (n − ρ w)²
+    stderr = jnp.where(empty, jnp.inf, jnp.sqrt(variance) / jnp.abs(safe))
+    density = sums.w / points
+    spread = jnp.maximum(sums.ww - sums.w**2 / episodes, 0)
+    density_stderr = jnp.sqrt(spread) / points
+    trusted = inside & (density > SIGNIFICANT * density_stderr)
+    return Estimate(value, stderr, density, density_stderr, trusted)

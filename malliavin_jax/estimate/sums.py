@@ -1,0 +1,143 @@
+"""Localized sums over episodes: the numerators, denominators and squares behind every estimate."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from .._base import mesh
+from .._base.types import Scalar, Vector
+from ..samples.samples import Samples
+from .localizers import AbstractRadial, Localizer
+
+CHUNK = 4096  # points weighed at once: queries × CHUNK numbers sit in memory, never queries × samples
+
+
+class Bank(eqx.Module):
+    """Points with the values ℓ to average and their Jacobians ∇ℓ; unobserved points have been set to 0.
+
+    Episodes stand in chunks, the last filled up with unobserved ones, and coordinates come first: one coordinate of the
+    points of a chunk is contiguous, which is what a processor wants.
+    """
+
+    x: Float[Array, "chunks d times size"]
+    weight: Float[Array, "chunks d times size"]
+    values: Float[Array, "chunks m times size"]
+    jacobians: Float[Array, "chunks m d times size"]
+    observed: Bool[Array, "chunks times size"]
+    episodes: int = eqx.field(static=True)
+
+
+class Sums(NamedTuple):
+    """Sums over episodes of n = Σ_times (w ℓ − ∇ℓ·G), of w = Σ_times w, and of their products."""
+
+    n: Float[Array, " m"]
+    w: Scalar
+    nn: Float[Array, " m"]
+    nw: Float[Array, " m"]
+    ww: Scalar
+
+    def shifted(self, by: Float[Array, " m"]) -> "Sums":
+        """The sums for ℓ + by: n becomes n + by·w."""
+        nn = self.nn + 2 * by * self.nw + by**2 * self.ww
+        return Sums(self.n + by * self.w, self.w, nn, self.nw + by * self.ww, self.ww)
+
+
+def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
+    """A bank with zeros in place of what was not observed (a zero times a mask is zero; a NaN is not)."""
+    arrays = samples.x, samples.weight, values, jacobians, samples.observed
+    episodes, devices = samples.num_episodes, mesh.parts()
+    if devices == 1:
+        return Bank(*_tiled(*arrays), episodes=episodes)
+    # Each device makes chunks of its own episodes; unobserved ones fill up the last device.
+    full = [jnp.pad(array, [(0, -episodes % devices)] + [(0, 0)] * (array.ndim - 1)) for array in arrays]
+    return Bank(*mesh.by_device(_tiled, *full), episodes=episodes)
+
+
+def _tiled(x: Array, weight: Array, values: Array, jacobians: Array, observed: Array) -> tuple[Array, ...]:
+    episodes, times, _ = x.shape
+    chunks = -(-episodes // max(1, CHUNK // times))
+    size = -(-episodes // chunks)
+
+    def tiles(array: Array) -> Array:
+        filled = jnp.pad(array, [(0, chunks * size - episodes)] + [(0, 0)] * (array.ndim - 1))
+        split = filled.reshape(chunks, size, *array.shape[1:])
+        return jnp.moveaxis(split, (1, 2), (-1, -2))
+
+    def clean(array: Array) -> Array:
+        seen = observed.reshape(*observed.shape, *(1,) * (array.ndim - 2))
+        return tiles(jnp.where(seen, array, 0))
+
+    return clean(x), clean(weight), clean(values), clean(jacobians), tiles(observed)
+
+
+def episode_terms(part: Bank, alpha: Vector, localizer: Localizer) -> tuple[list[Array], Array]:
+    """n, a list of m arrays (size,), and w (size,): the terms of each episode of one chunk, summed over its times."""
+
+    # Coordinates stay apart, each an array over the points of the chunk: XLA then computes a sum in one vectorised
+    # loop. (Its CPU backend, jaxlib 0.10.2, was also seen to return wrong numbers for a fused reduction over a short
+    # axis under vmap; tests/test_conditional.py compares vmap with a loop.)
+    axes = range(alpha.shape[0])
+    y = [part.x[j] - alpha[j] for j in axes]
+    if isinstance(localizer, AbstractRadial):
+        K, B = localizer.radial(_sum([y[j] * y[j] for j in axes]), len(y))
+        G = [y[j] * B for j in axes]
+    else:
+        K, G = jax.vmap(jax.vmap(lambda *y: localizer(jnp.stack(y)), out_axes=(0, 1)), out_axes=(0, 1))(*y)
+    # An unobserved point has weight, values and Jacobian 0: only its kernel wants a mask.
+    w = part.observed.astype(part.x.dtype) * K + _sum([G[j] * part.weight[j] for j in axes])
+    n = [
+        w * value - _sum([jacobian[j] * G[j] for j in axes])
+        for value, jacobian in zip(part.values, part.jacobians, strict=True)
+    ]
+    return [_sum(list(row)) for row in n], _sum(list(w))
+
+
+def _sum(terms: list[Array]) -> Array:
+    """Written out: the terms are few, and each is an array."""
+    return functools.reduce(jnp.add, terms)
+
+
+def localized_sums(bank: Bank, alpha: Vector, localizer: Localizer) -> Sums:
+    """The sums at α, chunk by chunk."""
+
+    def sums(part: Bank) -> Sums:
+        n, w = episode_terms(part, alpha, localizer)
+        return Sums(
+            jnp.stack([jnp.sum(row) for row in n]),
+            jnp.sum(w),
+            jnp.stack([jnp.sum(row * row) for row in n]),
+            jnp.stack([jnp.sum(row * w) for row in n]),
+            jnp.sum(w * w),
+        )
+
+    return sum_over_chunks(sums, bank)
+
+
+def sum_over_chunks(function: Callable[[Bank], Any], bank: Bank) -> Any:
+    """Σ of `function(part)` over the chunks of `bank`."""
+    devices = mesh.parts()
+    if devices > 1 and bank.x.shape[0] % devices == 0:
+        return mesh.total_over_devices(lambda bank: sum_over_chunks(function, bank), bank)
+
+    def chunk(index: Array) -> Bank:
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), bank)
+
+    def add(carry: tuple[Any, Bank], index: Array) -> tuple[tuple[Any, Bank], None]:
+        total, part = carry
+        # The next chunk is fetched one turn ahead: what a scan carries is contiguous, while XLA would read a slice of
+        # the bank element by element inside every expression that uses it.
+        return (jax.tree.map(jnp.add, total, function(part)), chunk(index)), None
+
+    first = chunk(jnp.asarray(0))
+    count = bank.x.shape[0]
+    if count == 1:
+        return function(first)
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, first))
+    (total, last), _ = lax.scan(add, (zero, first), jnp.arange(1, count))
+    return jax.tree.map(jnp.add, total, function(last))

@@ -1,0 +1,125 @@
+"""Where there is no data: an average of observed tangent planes, and a spring beyond the observed region.
+
+A ratio whose denominator is noise explodes. There a field returns instead the average of the planes g_i + H_i (α − X_i)
+of the samples around α, with positive weights (1 + |X_i − α|²/ℓ²)^{−(3 + d/2)} that reach far when nothing is near.
+It is a first-order extrapolation with observed Hessians, never wild, and it keeps a chain coming back.
+"""
+
+import functools
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from .._base.types import Scalar, Vector
+from ..estimate.ratio import SIGNIFICANT, Estimate, ratio_estimate
+from ..estimate.sums import Sums
+from ..samples.samples import Samples
+from ..samples.summary import bounds, spread
+
+_PLANES = 2048  # tangent planes kept: enough for an extrapolation, few enough to be evaluated at every query
+_REACH = 0.2  # ℓ, in units of the spread of the positions
+_TABLE = 257  # nodes of the one-dimensional table
+
+
+class Tail(eqx.Module):
+    """α ↦ the weighted mean of tangent planes inside the observed box, continued linearly outside it."""
+
+    x: Float[Array, "d planes"]
+    planes: Float[Array, "planes columns"]  # 1, the gradient of each plane at `middle`, and its Hessian
+    low: Vector
+    high: Vector
+    reach: Scalar
+    floor: Scalar  # least stiffness outside: 1/variance of the positions, that of a Gaussian of their width
+
+    @property
+    def middle(self) -> Vector:
+        return (self.low + self.high) / 2
+
+    def __call__(self, alpha: Vector) -> Vector:
+        d = alpha.shape[0]
+        nearest = jnp.clip(alpha, self.low, self.high)
+        square = functools.reduce(jnp.add, [(self.x[j] - nearest[j]) ** 2 for j in range(d)])
+        kernel = 1 / (1 + square / self.reach**2) ** ((d + 6) // 2)
+        mass, rest = jnp.split(jnp.dot(kernel, self.planes, precision=lax.Precision.HIGHEST), [1])
+        gradient, hessian = jnp.split(rest / jnp.maximum(mass, jnp.finfo(mass.dtype).tiny), [d])
+        hessian = hessian.reshape(d, d)
+        stiffness = jnp.maximum(jnp.trace(hessian) / d, self.floor)
+        return gradient + hessian @ (nearest - self.middle) + stiffness * (alpha - nearest)
+
+
+class TabulatedTail(eqx.Module):
+    """The same in one dimension, read from a table: a query must not cost more than the sorted field's own."""
+
+    value: Float[Array, " nodes"]
+    stiffness: Float[Array, "2"]
+    low: Vector
+    high: Vector
+
+    def __call__(self, alpha: Vector) -> Vector:
+        nearest = jnp.clip(alpha, self.low, self.high)
+        nodes = self.value.shape[0] - 1
+        place = (nearest - self.low) / (self.high - self.low) * nodes
+        index = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, nodes - 1)
+        part = place - index.astype(place.dtype)
+        inside = self.value[index] * (1 - part) + self.value[index + 1] * part
+        stiffness = jnp.where(alpha < nearest, self.stiffness[0], self.stiffness[1])
+        return inside + stiffness * (alpha - nearest)
+
+
+@eqx.filter_jit
+def tangent_planes(samples: Samples) -> Tail:
+    """The tail of a set of samples, made of at most 2048 of them."""
+    seen = samples.observed.reshape(-1)
+    total = seen.shape[0]
+    pick = jnp.linspace(0, total - 1, min(total, _PLANES)).astype(jnp.int32)
+    low, high = bounds(samples)
+    variance = spread(samples) ** 2
+
+    def keep(array: Array) -> Array:
+        rows = array.reshape(total, *array.shape[2:])[pick]
+        return jnp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
+
+    x, gradient, hessian = keep(samples.x), keep(samples.gradient), keep(samples.hessian)
+    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=lax.Precision.HIGHEST)
+    mass = seen[pick].astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
+    planes = jnp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
+    return Tail(x.T, planes, low, high, _REACH * jnp.sqrt(variance), 1 / variance)
+
+
+@eqx.filter_jit
+def make_tail(samples: Samples) -> Tail | TabulatedTail:
+    """The tail of a bank that is queried often: a table in one dimension."""
+    tail = tangent_planes(samples)
+    if samples.dim > 1:
+        return tail
+    low, high = tail.low, tail.high
+    nodes = low + (high - low) * jnp.linspace(0, 1, _TABLE, dtype=low.dtype)
+    value = jax.vmap(tail)(nodes[:, None])[:, 0]
+    width = high - low
+    ends = jnp.stack([tail(low)[0] - tail(low - width)[0], tail(high + width)[0] - tail(high)[0]]) / width
+    return TabulatedTail(value, ends, low, high)
+
+
+def _guarded(
+    alpha: Vector,
+    low: Vector,
+    high: Vector,
+    sums: Callable[[Vector], Sums],
+    episodes: int,
+    points: Int[Array, ""],
+    tail: Callable[[Vector], Vector],
+) -> Estimate:
+    """The ratio where the data carry it, the tail where they do not, and a continuous passage between."""
+    inside = jnp.all((alpha >= low) & (alpha <= high))
+    # Outside the box the sums are taken at its nearest point: they are finite there, and not used.
+    ratio = ratio_estimate(sums(jnp.clip(alpha, low, high)), episodes, points, inside)
+    z = ratio.density / jnp.maximum(ratio.density_stderr, jnp.finfo(alpha.dtype).tiny)
+    confidence = jnp.where(inside, jnp.clip(2 * z / SIGNIFICANT - 1, 0, 1), 0)
+    planes = tail(alpha)
+    value = jnp.where(confidence > 0, planes + confidence * (ratio.value - planes), planes)
+    stderr = jnp.where(ratio.trusted, ratio.stderr, jnp.inf)
+    return Estimate(value, stderr, jnp.where(inside, ratio.density, 0), ratio.density_stderr, ratio.trusted)

@@ -1,0 +1,173 @@
+"""The Laplace localizer in one dimension, at O(log N) a query.
+
+Right of α every sum is Σ_{x > α} e^{−(x−α)/h} c = e^{−(x_j−α)/h} R_j, with x_j the first sample right of α and R_j
+the running sum R_j = c_j + e^{−(x_{j+1}−x_j)/h} R_{j+1}; left of α likewise. The running sums come from one
+associative scan whose factors are all at most 1, so nothing cancels, in float32 either.
+
+The squares that standard errors need are running sums too. Write an episode's term as n = R + L, its samples right
+and left of α. When α passes a sample, R and L change by that sample's coefficients, so R² (which decays at rate
+2/h), L² and the product RL (which does not decay) are running sums of increments made of the sample and of its own
+episode's partial sums.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from .._base.checks import is_concrete
+from .._base.types import Scalar, Vector
+from ..estimate.localizers import refuse_derivative
+from ..estimate.sums import Bank, Sums
+
+
+class Places(eqx.Module):
+    """How many samples are left of α: a table of equal buckets tells all but those in α's own, bisection the rest.
+
+    With as many buckets as samples a few steps do, where bisection of all of them would leave the cache many times; and
+    never more than log₂ N steps, however the samples lie.
+    """
+
+    x: Float[Array, " points"]
+    first: Int[Array, " edges"]  # sample of each bucket, and at the end the number of all
+    low: Scalar
+    scale: Scalar  # buckets per unit of x
+    steps: Int[Array, ""]
+
+    def __call__(self, alpha: Scalar) -> Int[Array, ""]:
+        """The number of samples x ≤ α."""
+        bucket = _bucket(alpha, self.low, self.scale, self.x.shape[0])
+
+        def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bounds
+            middle = (low + high) // 2
+            is_left = (low < high) & (self.x[middle] <= alpha)
+            return jnp.where(is_left, middle + 1, low), jnp.where(is_left, high, middle)
+
+        return lax.fori_loop(0, self.steps, halve, (self.first[bucket], self.first[bucket + 1]))[0]
+
+
+def make_places(x: Float[Array, " points"]) -> Places:
+    """The search among sorted x."""
+    width = x[-1] - x[0]
+    scale = jnp.where(width > 0, len(x) / jnp.where(width > 0, width, 1), 0)
+    counts = jnp.zeros(len(x) + 1, jnp.int32).at[1 + _bucket(x, x[0], scale, len(x))].add(1)
+    steps = 32 - lax.clz(jnp.max(counts))  # as many as the largest count has binary digits
+    return Places(x, jnp.cumsum(counts, dtype=jnp.int32), x[0], scale, steps)
+
+
+def _bucket(x: Array, low: Scalar, scale: Scalar, buckets: int) -> Array:
+    """Monotone in x whatever the rounding, and the same for samples and queries: that is all a search needs."""
+    place = jnp.clip((x - low) * scale, 0, buckets - 1)
+    return jnp.where(jnp.isnan(place), 0, place).astype(jnp.int32)
+
+
+class SortedBank(eqx.Module):
+    """Sorted positions with their running sums; `sums(alpha)` is `localized_sums(bank, alpha, Laplace(length))`."""
+
+    places: Places
+    # Row j is for α between samples j − 1 and j: n, w, nn, nw, ww of the samples right of it and of those left of it,
+    # nn, nw, ww of both together, and the two neighbours. One row, one line of cache: a query touches no other.
+    table: Float[Array, "rows 16"]
+    length: Scalar
+
+    def sums(self, alpha: Vector) -> Sums:
+        alpha = refuse_derivative(alpha)
+        row = self.table[self.places(alpha[0])]
+        right, left, mixed, (x_left, x_right, _) = row[:5], row[5:10], row[10:13], row[13:]
+        to_left, to_right = (jnp.maximum(y, 0) / self.length for y in (alpha[0] - x_left, x_right - alpha[0]))
+        n, w, nn, nw, ww = right * _decay(to_right) + left * _decay(to_left) + jnp.pad(mixed, (2, 0))
+        return Sums(n[None], w, nn[None], nw[None], ww)
+
+
+def _decay(distance: Array) -> Array:
+    """First powers for the sums, second powers for the squares."""
+    powers = jnp.asarray([1, 1, 2, 2, 2], distance.dtype).reshape(*(1,) * distance.ndim, 5)
+    return jnp.exp(-distance[..., None] * powers)
+
+
+def sort_bank(bank: Bank, length: float | Scalar) -> SortedBank:
+    """Sort a one-dimensional bank and accumulate its running sums."""
+    x, seen = refuse_derivative(_by_episode(bank.x[:, 0])), _by_episode(bank.observed)
+    x = jnp.where(seen, x, jnp.max(jnp.where(seen, x, -jnp.inf)))
+    flat = x.reshape(-1)
+    # NumPy sorts far faster than XLA on a CPU.
+    order = jnp.asarray(np.argsort(np.asarray(flat))) if is_concrete(flat) else jnp.argsort(flat)
+    return _accumulate(bank, x, order, jnp.asarray(length, x.dtype))
+
+
+def _by_episode(array: Float[Array, "chunks times size"] | Bool[Array, "chunks times size"]) -> Array:
+    """(episodes, times), with the bank's unobserved filling at the end."""
+    return jnp.moveaxis(array, 1, 2).reshape(-1, array.shape[1])
+
+
+@eqx.filter_jit
+def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array, " points"], h: Scalar) -> SortedBank:
+    columns = bank.weight[:, 0], bank.values[:, 0], bank.jacobians[:, 0, 0], bank.observed.astype(x.dtype)
+    S, value, slope, seen = map(_by_episode, columns)
+    # (n, w) of a sample per unit of e^{−|x−α|/h}: G = ±½ e^{−|y|/h} right and left of α.
+    w_right, w_left = seen * (1 / h + S) / 2, seen * (1 / h - S) / 2
+    right = jnp.stack([w_right * value - seen * slope / 2, w_right], -1)
+    left = jnp.stack([w_left * value + seen * slope / 2, w_left], -1)
+    others_right, others_left = _episode_partial_sums(x, right, left, h)
+    right_all = jnp.concatenate([right, _increments(right, others_right)], -1)
+    left_all = jnp.concatenate([left, _increments(left, others_left)], -1)
+    mixed = _products(others_right, left) - _products(right, others_left)
+
+    flat = x.reshape(-1)[order]
+    gap = jnp.diff(flat) / h
+    zero = jnp.zeros((1,), x.dtype)
+    left_sums = _running_sum(left_all.reshape(-1, 5)[order], jnp.concatenate([zero, gap]))
+    right_sums = _running_sum(right_all.reshape(-1, 5)[order][::-1], jnp.concatenate([gap, zero])[::-1])[::-1]
+    none = jnp.zeros((1, 5), x.dtype)
+    columns = (
+        jnp.concatenate([right_sums, none]),
+        jnp.concatenate([none, left_sums]),
+        jnp.concatenate([none[:, :3], jnp.cumsum(mixed.reshape(-1, 3)[order], 0)]),
+        # Beyond the ends there is nothing to decay: the last sample stands in for the neighbour that is not there.
+        jnp.concatenate([flat[:1], flat])[:, None],
+        jnp.concatenate([flat, flat[-1:]])[:, None],
+        jnp.zeros((len(flat) + 1, 1), x.dtype),
+    )
+    return SortedBank(make_places(flat), jnp.concatenate(columns, 1), h)
+
+
+def _running_sum(terms: Float[Array, "points 5"], gaps: Float[Array, " points"]) -> Float[Array, "points 5"]:
+    """y_j = terms_j + decay(gaps_j) y_{j−1}.
+
+    Distances are added and their decay taken afterwards: a product of a million factors, each a rounding error below
+    one, would be off by a million of them.
+    """
+
+    def combine(before, after):
+        return before[0] + after[0], _decay(after[0]) * before[1] + after[1]
+
+    return lax.associative_scan(combine, (gaps, terms))[1]
+
+
+def _episode_partial_sums(x: Array, right: Array, left: Array, h: Scalar) -> tuple[Array, Array]:
+    """For each sample: its own episode's other samples, right of it and left of it, scaled to its place."""
+    times = x.shape[1]
+    if times == 1:
+        return jnp.zeros_like(right), jnp.zeros_like(left)
+    apart = x[:, None, :] - x[:, :, None]  # [e, t, t']: from sample t to sample t'
+    later = jnp.arange(times)[None, :] > jnp.arange(times)[:, None]
+    is_right = (apart > 0) | ((apart == 0) & later[None])
+    decay = jnp.exp(-jnp.abs(apart) / h)
+    off_diagonal = ~jnp.eye(times, dtype=bool)[None]
+    to_right = jnp.where(is_right & off_diagonal, decay, 0)
+    to_left = jnp.where(~is_right & off_diagonal, decay, 0)
+    return jnp.einsum("ets,esk->etk", to_right, right), jnp.einsum("ets,esk->etk", to_left, left)
+
+
+def _increments(own: Array, others: Array) -> Array:
+    """Growth of nn, nw, ww when `own` joins `others`."""
+    (n, w), (N, W) = jnp.moveaxis(own, -1, 0), jnp.moveaxis(others, -1, 0)
+    return jnp.stack([n * n + 2 * n * N, n * w + n * W + w * N, w * w + 2 * w * W], -1)
+
+
+def _products(right: Array, left: Array) -> Array:
+    """What the product of the two sides adds to nn, nw, ww."""
+    (n, w), (N, W) = jnp.moveaxis(right, -1, 0), jnp.moveaxis(left, -1, 0)
+    return jnp.stack([2 * n * N, n * W + w * N, 2 * w * W], -1)

@@ -1,0 +1,12 @@
+"""Losses with closed-form derivatives: what a learner descends, and what we try to recover from it."""
+
+from .analytic import DoubleWell as DoubleWell, MullerBrown as MullerBrown, Quadratic as Quadratic, Quartic as Quartic
+from .base import (
+    AbstractMinibatchPotential as AbstractMinibatchPotential,
+    AbstractPotential as AbstractPotential,
+    Potential as Potential,
+)
+from .matrix_free import MatrixFree as MatrixFree
+from .monomials import num_terms as num_terms
+from .polynomial import Polynomial as Polynomial
+from .statistical import GaussianMixture as GaussianMixture, LogisticRegression as LogisticRegression

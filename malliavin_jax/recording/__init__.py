@@ -1,0 +1,5 @@
+"""Recorded runs of a learner that is not ours: checked once, read in parts, held against the law of the learner."""
+
+from .recording import Recording as Recording, split_log as split_log
+from .report import Consistency as Consistency, consistency as consistency
+from .residuals import LearnerReport as LearnerReport

@@ -1,0 +1,131 @@
+"""What `samples_from_paths` works out about recorded episodes: their stops, and Hessians that nobody recorded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from .._base.checks import (
+    check_count,
+    check_positive,
+    check_shape,
+    float_array,
+    floats_to_arrays,
+    is_concrete,
+    steps_at,
+)
+from ..learner.learner import Path, Point
+from ..weights.scheme import Scheme, check_fine_enough, weigh
+from .default_scheme import default_scheme
+from .hessians import full_hessians
+from .samples import Samples, check_values, masked
+
+
+def samples_from_paths(
+    x: Any,
+    gradient: Any,
+    hessian: Any = None,
+    *,
+    step_size: Any,
+    times: Sequence[float] | Float[Any, " times"] | float | None = None,
+    steps: Sequence[int] | Int[Any, " times"] | int | None = None,
+    scheme: Scheme | None = None,
+    inverse_temperature: Any = 1.0,
+    lengths: Any = None,
+) -> Samples:
+    """Weigh recorded episodes: `x` and `gradient` (episodes, points, d), `hessian` (episodes, points, d, d).
+
+    Row k is the state after k steps of size `step_size`, and the gradient and Hessian that the learner used there;
+    row 0 is the start.
+
+    - `hessian`: of shape (episodes, points, d), its diagonal; what lies beside it is taken for zero, which is exact for
+      a loss that is a sum over coordinates and biases the weights otherwise. None: in one dimension, with exact
+      gradients, secants along the path serve (an error elsewhere).
+    - `step_size`, `inverse_temperature`: one number, or one for each episode where several learners were recorded.
+    - `times`: as in `observe`, multiples of every step size; or `steps`, the same numbers of steps for all episodes.
+    - `lengths` (episodes,): the number of steps each episode really made, if they differ: later rows are ignored,
+      whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends an episode must
+      not depend on its path: integration by parts does not hold given an event of the noise (see `Recording`).
+    - `scheme`: as in `observe`.
+
+    ```python
+    recorded = mj.samples_from_paths(paths.x, paths.gradient, paths.hessian, step_size=0.01, times=[0.4, 0.8])
+    recorded.weight.shape  # (2000, 2, 1)
+    ```
+    """
+    x, gradient = float_array("x", x), float_array("gradient", gradient)
+    hessian = None if hessian is None else float_array("hessian", hessian)
+    check_shape("x", x, (None, None, None))
+    episodes, points, _ = x.shape
+    check_shape("gradient", gradient, x.shape)
+    epsilon = per_episode("step_size", step_size, episodes, x.dtype)
+    beta = per_episode("inverse_temperature", inverse_temperature, episodes, x.dtype)
+    stops = stops_of(times, steps, step_size, episodes, points)
+    lengths = jnp.full(episodes, points - 1, jnp.int32) if lengths is None else jnp.asarray(lengths)
+    check_shape("lengths", lengths, (episodes,))
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(f"lengths must be whole numbers of steps, got dtype {lengths.dtype}")
+    if is_concrete(lengths) and not (0 <= np.min(lengths) <= np.max(lengths) < points):
+        raise ValueError(
+            f"lengths must be between 0 and {points - 1} steps, got {np.min(lengths)} to {np.max(lengths)}"
+        )
+    hessian = full_hessians(hessian, x, gradient, lengths)
+    seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
+    check_values({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
+    paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
+    if scheme is None:
+        scheme = default_scheme(paths)
+    samples = _weigh_at(paths, floats_to_arrays(scheme, x.dtype), jnp.asarray(stops))
+    check_fine_enough(samples.weight, samples.observed, scheme)
+    return samples
+
+
+@eqx.filter_jit
+def _weigh_at(paths: Path, scheme: Scheme, stops: Int[Array, "episodes times"]) -> Samples:
+    def episode(path: Path, at: Int[Array, " times"]) -> tuple[Array, ...]:
+        row = jnp.minimum(at, path.num_steps)
+        point = Point(path.x[row], path.gradient[row], path.hessian[row])
+        return masked(point, weigh(path, scheme)[row], at <= path.length)
+
+    return Samples(*jax.vmap(episode)(paths, stops))
+
+
+def per_episode(name: str, value: Any, episodes: int, dtype: Any) -> Float[Array, " episodes"]:
+    """A positive number for each episode, from one number for all or from one each."""
+    check_positive(name, value)
+    if np.ndim(value) > 0:
+        check_shape(name, value, (episodes,))
+    return jnp.broadcast_to(jnp.asarray(value).astype(dtype), (episodes,))
+
+
+def stops_of(times: Any, steps: Any, step_size: Any, episodes: int, points: int) -> Int[np.ndarray, "episodes times"]:
+    """The rows at which each episode is conditioned, from `times` (multiples of every step size) or from `steps`.
+
+    Learners with large steps reach a time in fewer of them. Rows past the recorded ones are left as they are, to be
+    marked unobserved; a last time that no learner reaches is an error.
+    """
+    if (times is None) == (steps is None):
+        raise ValueError(f"give either times or steps, got times={times!r} and steps={steps!r}")
+    if times is None:
+        listed = np.atleast_1d(np.asarray(steps))
+        if listed.ndim != 1 or listed.size == 0:
+            raise ValueError(f"steps must be a non-empty list of step numbers, got {steps!r}")
+        rows = [check_count("steps", step) for step in listed.tolist()]
+        if np.any(np.diff(rows) <= 0):
+            raise ValueError(f"steps must be strictly increasing, got {rows}")
+        if rows[-1] >= points:
+            raise ValueError(f"steps must lie inside the recorded paths, of {points - 1} steps, got {rows[-1]}")
+        return np.broadcast_to(np.asarray(rows, np.int32), (episodes, len(rows)))
+    if not is_concrete(step_size):
+        steps_at(times, step_size)  # says why not
+    sizes, learner = np.unique(np.asarray(step_size), return_inverse=True)
+    table = np.asarray([steps_at(times, size) for size in sizes], np.int32)
+    if np.all(table[:, -1] >= points):
+        first = int(np.argmin(table[:, -1]))
+        ends, last = ((points - 1) * float(sizes[first]), table[first, -1] * float(sizes[first]))
+        raise ValueError(f"times must lie inside the recorded paths, which end at {ends}, got {last}")
+    return np.broadcast_to(table[learner.reshape(-1)], (episodes, table.shape[1]))

@@ -1,0 +1,100 @@
+"""The hub between simulation and estimation, and what every estimator asks of it."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from .._base.checks import is_traced
+from .._base.mesh import array_module
+from ..learner.learner import Point
+
+
+class Samples(eqx.Module):
+    """What is known at each conditioning time of each episode.
+
+    - `x`: position X_s.
+    - `gradient`: the gradient the learner used there, g(X_s) (noisy or not).
+    - `hessian`: the Hessian it observed there.
+    - `weight`: S(u), the Skorohod integral; E[∂_i φ(X_s)] = E[φ(X_s) S_i] for smooth φ.
+    - `observed`: False where the episode had stopped before that time; the other arrays hold NaN there.
+
+    The leading axes are (episodes, times). Points of one episode are dependent, episodes are not.
+
+    ```python
+    samples.num_episodes, samples.num_times, samples.dim  # 2000, 2, 1
+    first_half = jax.tree.map(lambda leaf: leaf[:1000], samples)  # fewer episodes
+    ```
+    """
+
+    x: Float[Array, "episodes times d"]
+    gradient: Float[Array, "episodes times d"]
+    hessian: Float[Array, "episodes times d d"]
+    weight: Float[Array, "episodes times d"]
+    observed: Bool[Array, "episodes times"]
+
+    def __check_init__(self):
+        if not hasattr(self.x, "ndim") or self.x.ndim != 3:
+            return  # a PyTree of something else (specs, shardings): shapes are not ours to judge
+        shape, d = self.x.shape, self.x.shape[-1]
+        for name, expected in (
+            ("gradient", shape), ("hessian", (*shape, d)), ("weight", shape), ("observed", shape[:2])
+        ):  # fmt: skip
+            got = jnp.shape(getattr(self, name))
+            if got != expected:
+                raise ValueError(f"{name} must have shape {expected} to go with x of {shape}, got {got}")
+
+    @property
+    def num_episodes(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def num_times(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def dim(self) -> int:
+        return self.x.shape[2]
+
+
+def masked(point: Point, weight: Array, observed: Bool[Array, " times"]) -> tuple[Array, ...]:
+    """The fields of `Samples` for one episode, NaN past its end."""
+
+    def mask(leaf: Array) -> Array:
+        return jnp.where(observed.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.nan)
+
+    return (*map(mask, point), mask(weight), observed)
+
+
+def check_values(arrays: dict[str, Array], where: Array, axis: str) -> None:
+    """Name the first value that is not finite among those that count."""
+    if is_traced(arrays, where):
+        return
+    xp = array_module(arrays, where)
+    counts = xp.asarray(where)
+    for name, array in arrays.items():
+        bad = counts & ~xp.isfinite(xp.asarray(array)).reshape(*counts.shape, -1).all(-1)
+        number = int(xp.count_nonzero(bad))
+        if number:
+            first = xp.unravel_index(xp.argmax(bad), bad.shape)
+            raise ValueError(
+                f"{name} must be finite where observed; first bad value at episode {first[0]}, {axis} {first[1]} "
+                f"({number} in all)"
+            )
+
+
+def check_samples(samples: Samples, *, at_least: int = 2) -> None:
+    """Refuse samples that no estimator can use: too few episodes, or non-finite observed values."""
+    if samples.num_episodes < at_least:
+        raise ValueError(f"samples must hold at least {at_least} episodes, got {samples.num_episodes}")
+    check_finite(samples)
+    if not is_traced(samples.observed):
+        xp = array_module(samples.observed)
+        seen = int(xp.count_nonzero(xp.asarray(samples.observed).any(1)))
+        if seen < at_least:
+            raise ValueError(f"samples must hold at least {at_least} episodes with an observed point, got {seen}")
+
+
+def check_finite(samples: Samples) -> None:
+    """Refuse samples with an observed value that is not finite."""
+    names = ("x", "gradient", "hessian", "weight")
+    check_values({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")

@@ -1,0 +1,196 @@
+"""Streams: estimates on a grid of α from more episodes than fit in memory.
+
+An estimate is a ratio of sums over episodes, so it needs no episode twice. `Accumulator` holds the sums at each α of a
+grid, takes samples as they come and forgets them; accumulators filled on different machines are merged. `accumulate`
+fills one from chunks of samples, `observe_and_accumulate` from episodes simulated on the spot.
+
+Sums of many terms lose digits, in float32 the more: a running total of 10⁷ terms no longer sees the half of a term's
+digits. Each total is therefore kept as two numbers, the rounded sum and what rounding took from it (Knuth's two-sum,
+*The Art of Computer Programming* 2, section 4.2.2); counts are exact up to 2⁴⁸ in float32.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from .._base import checkpoint as _checkpoint
+from .._base.checks import check_shape, float_array, floats_to_arrays, is_concrete
+from .._base.types import Scalar, Vector
+from ..estimate.localizers import AbstractLocalizer
+from ..estimate.ratio import Estimate, ratio_estimate
+from ..estimate.sums import Sums, localized_sums
+from ..fields.folds import make_fold
+from ..potentials.base import AbstractPotential
+from ..samples.samples import Samples, check_finite
+from ..samples.summary import bounds
+
+_ALPHAS = 64  # places whose sums are taken at once: this many × conditional.CHUNK numbers sit in memory
+
+
+class Tally(NamedTuple):
+    """The sums at each α (leading axis), the number of episodes and that of observed points."""
+
+    sums: Sums
+    episodes: Scalar
+    points: Scalar
+
+
+class Accumulator(eqx.Module):
+    """Sums of residuals on a grid of `alphas` (q, d), to which samples are added and which are merged.
+
+    - `localizer`: as in `MalliavinField`, but given: choosing one would need the samples again. That of a
+      `MalliavinField` made from a first part of the stream serves well.
+    - `control`: a fixed potential m that assists, or None; it must not have been fitted to the episodes added.
+
+    `accumulator.add(samples)` and `a.merge(b)` return new accumulators; both are pure. Episodes may be added in any
+    order and in chunks of any size, but each episode whole: its points are dependent, and must meet in one chunk.
+    `estimate()` is an `Estimate` with the leading axis q, the numbers of
+    `jax.vmap(MalliavinField(all_samples, localizer, control))(alphas)` wherever they are trusted. Elsewhere there
+    is no tail to fall back on: the value is NaN and its standard error infinite.
+
+    ```python
+    sums = mj.Accumulator(alphas, mj.Laplace(0.5)).add(samples)
+    sums.estimate().value.shape, sums.num_episodes  # (9, 1), 2000
+    ```
+    """
+
+    alphas: Float[Array, "q d"]
+    localizer: AbstractLocalizer
+    control: AbstractPotential | None
+    total: Tally
+    rest: Tally  # what rounding took from the total
+    low: Vector
+    high: Vector
+
+    def __init__(
+        self,
+        alphas: Float[Any, "q d"],
+        localizer: AbstractLocalizer,
+        control: AbstractPotential | None = None,
+    ):
+        self.alphas = float_array("alphas", alphas)
+        check_shape("alphas", self.alphas, (None, None))
+        if is_concrete(self.alphas) and not np.all(np.isfinite(self.alphas)):
+            raise ValueError(f"alphas must be finite, got {self.alphas}")
+        if not callable(localizer):
+            raise ValueError(f"localizer must be a localizer, such as Gaussian(length, core), got {localizer!r}")
+        if control is not None and not isinstance(control, AbstractPotential):
+            raise ValueError(f"control must be a potential or None, got {control!r}")
+        (q, d), dtype = self.alphas.shape, self.alphas.dtype
+        self.localizer, self.control = floats_to_arrays((localizer, control), dtype)
+        zero, each, vectors = jnp.zeros((), dtype), jnp.zeros((q,), dtype), jnp.zeros((q, d), dtype)
+        self.total = self.rest = Tally(Sums(vectors, each, vectors, vectors, each), zero, zero)
+        self.low, self.high = jnp.full((d,), jnp.inf, dtype), jnp.full((d,), -jnp.inf, dtype)
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes added so far."""
+        return int(self.total.episodes) + int(self.rest.episodes)
+
+    @property
+    def num_points(self) -> int:
+        """Observed points added so far."""
+        return int(self.total.points) + int(self.rest.points)
+
+    def add(self, samples: Samples) -> "Accumulator":
+        """This accumulator with `samples` added. Chunks of one size share one compiled program."""
+        if samples.dim != self.alphas.shape[1] or samples.x.dtype != self.alphas.dtype:
+            raise ValueError(
+                f"samples must be {self.alphas.dtype} in {self.alphas.shape[1]} dimensions, as alphas are, "
+                f"got {samples.x.dtype} in {samples.dim}"
+            )
+        check_finite(samples)
+        return _add(self, samples, jnp.asarray(samples.num_episodes, jnp.int32))
+
+    def merge(self, other: "Accumulator") -> "Accumulator":
+        """The two together: as if the samples of `other` had been added to this one, up to rounding."""
+        for name in ("alphas", "localizer", "control"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if is_concrete(mine, theirs) and _checkpoint.fingerprint(mine) != _checkpoint.fingerprint(theirs):
+                raise ValueError(f"{name} must be equal to merge two accumulators, got {mine} and {theirs}")
+        return _merge(self, other)
+
+    def estimate(self) -> Estimate:
+        """The estimates at every α, with the leading axis q."""
+        if is_concrete(self.total.episodes) and self.num_episodes < 2:
+            raise ValueError(f"an estimate needs at least 2 episodes, got {self.num_episodes}: add samples first")
+        return _estimate(self)
+
+
+def _state(accumulator: Accumulator) -> tuple[Any, ...]:
+    return accumulator.total, accumulator.rest, accumulator.low, accumulator.high
+
+
+def _plus(accumulator: Accumulator, tally: Tally, low: Vector, high: Vector) -> Accumulator:
+    total, rest = two_sum(accumulator.total, accumulator.rest, tally)
+    box = jnp.minimum(accumulator.low, low), jnp.maximum(accumulator.high, high)
+    return eqx.tree_at(_state, accumulator, (total, rest, *box))
+
+
+def two_sum(total: Any, rest: Any, term: Any) -> tuple[Any, Any]:
+    """`total + rest + term`, leaf by leaf, again as a rounded sum and what rounding took from it."""
+
+    def pair(total: Array, rest: Array, term: Array) -> tuple[Array, Array]:
+        # A barrier, lest a compiler that reassociates finds the error to be 0, as for real numbers it is.
+        rough = lax.optimization_barrier(total + term)
+        back = rough - total
+        low = rest + ((total - (rough - back)) + (term - back))
+        high = lax.optimization_barrier(rough + low)
+        return high, low - (high - rough)
+
+    leaves = [pair(*three) for three in zip(*map(jax.tree.leaves, (total, rest, term)), strict=True)]
+    structure = jax.tree.structure(total)
+    return structure.unflatten([high for high, _ in leaves]), structure.unflatten([low for _, low in leaves])
+
+
+@eqx.filter_jit
+def _add(accumulator: Accumulator, samples: Samples, episodes: Array) -> Accumulator:
+    """Add `samples`, in which `episodes` count (a simulated chunk may be filled up with unobserved ones)."""
+    bank = make_fold(samples, accumulator.control).bank
+
+    def at(alpha: Vector) -> Sums:
+        return localized_sums(bank, alpha, accumulator.localizer)
+
+    few = accumulator.alphas.shape[0] <= _ALPHAS
+    sums = jax.vmap(at)(accumulator.alphas) if few else lax.map(at, accumulator.alphas, batch_size=_ALPHAS)
+    points = jnp.sum(samples.observed, dtype=jnp.int32)
+    dtype, zero = accumulator.alphas.dtype, jax.tree.map(jnp.zeros_like, sums)
+    # A whole number of more than 24 bits does not fit in a float32: its upper and its lower bits are added apart.
+    last = episodes % 4096, points % 4096
+    upper, lower = (episodes - last[0], points - last[1]), last
+    low, high = bounds(samples)
+    accumulator = _plus(accumulator, Tally(sums, *(n.astype(dtype) for n in upper)), low, high)
+    return _plus(accumulator, Tally(zero, *(n.astype(dtype) for n in lower)), low, high)
+
+
+@eqx.filter_jit
+def _merge(a: Accumulator, b: Accumulator) -> Accumulator:
+    total, rest = two_sum(a.total, jax.tree.map(jnp.add, a.rest, b.rest), b.total)
+    box = jnp.minimum(a.low, b.low), jnp.maximum(a.high, b.high)
+    return eqx.tree_at(_state, a, (total, rest, *box))
+
+
+@eqx.filter_jit
+def _estimate(accumulator: Accumulator) -> Estimate:
+    tally: Tally = jax.tree.map(jnp.add, accumulator.total, accumulator.rest)
+
+    def at(alpha: Vector, sums: Sums) -> Estimate:
+        inside = jnp.all((alpha >= accumulator.low) & (alpha <= accumulator.high))
+        # The model is added back to the ratio, not to the sums: their squares would lose digits to it.
+        ratio = ratio_estimate(sums, tally.episodes, tally.points, inside)
+        control = accumulator.control
+        value = ratio.value if control is None else ratio.value + control.gradient(alpha)
+        return Estimate(
+            jnp.where(ratio.trusted, value, jnp.nan),
+            jnp.where(ratio.trusted, ratio.stderr, jnp.inf),
+            jnp.where(inside, ratio.density, 0),
+            ratio.density_stderr,
+            ratio.trusted,
+        )
+
+    return jax.vmap(at)(accumulator.alphas, tally.sums)

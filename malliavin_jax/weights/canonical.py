@@ -1,0 +1,100 @@
+"""Malliavin weights S(u) as online recursions over one observed path.
+
+The learner is a function of finitely many Gaussians, so integration by parts is finite-dimensional and exact:
+for u_k with Σ_k (∂X_n/∂ξ_k) u_k = I, the Skorohod integral is the Gaussian divergence
+S = Σ_k u_k·ξ_k − Σ_k div_{ξ_k} u_k, and E[∂_i φ(X_n)] = E[φ(X_n) S_i] for every smooth φ. Nothing below
+discretises a continuous-time formula: with the third derivative of L handed in, each recursion *is* that divergence.
+
+A scheme has `init(dim, dtype)`, `step(state, transition)` and `weight(state)`; the weight may be read at
+every step. Throughout, M = I − εH_k is the Jacobian of one step and σ² = 2ε/β.
+
+The divergence needs ∂³L; the argument `third` says where it comes from (see `_third.py`).
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+
+from .._base import small_tensors
+from .._base.small_tensors import Leaves, unroll
+from .._base.types import Vector
+from ..learner.learner import Transition
+from .third_derivative import Third, check_third, jacobian, rank_one, scaled_noise, trace_term
+
+
+class CanonicalState(NamedTuple):
+    """F is a vector, R a matrix, E has three indices; in one dimension R stands for A itself."""
+
+    F: Leaves
+    R: Leaves
+    E: Leaves
+
+
+class Canonical(eqx.Module):
+    """u = (DX_n)ᵀ γ⁻¹ with γ the Malliavin covariance: least variance of the closed forms, never singular.
+
+    With T_abp = ε ∂_a∂_b∂_p L(X_k) and every right-hand side taken before the step,
+
+        F ← M F + ξ_{k+1}/σ + T:A           (T:A)_b = Σ_{a,p} T_abp A_ap
+        E ← (M⊗M⊗M) E + Q                   Q_qrs = Σ_{p,c} (MA)_qp T_rcp (MA)_sc
+        A ← M A M + I
+        S = A⁻¹ (F − e1 − e2)               e1_s = Σ_{q,r} (A⁻¹)_qr E_qrs,  e2_r = Σ_{q,s} (A⁻¹)_qs E_qrs
+
+    A ⪰ I, so nothing is divided by zero even where εH ≥ 1. O(d⁴) a step and O(d³) memory: meant for d ≤ 5.
+
+    Where one direction spreads and another does not, A is as ill-conditioned as the spread squared, and float32 would
+    lose the other. Beyond one dimension the recursion therefore runs in the coordinates in which A is I: with A = R Rᵀ
+    and the orthonormal rows [W V] of [MR I] = R⁺ [W V], that is W = R⁺⁻¹MR and V = R⁺⁻¹, both of norm at most one,
+
+        F ← W F + V (ξ_{k+1}/σ + T:A),   E ← (W⊗W⊗W) E + (V⊗V⊗V) Q,   R ← R⁺,   S = Vᵀ (F − Σ_q E_qq· − Σ_q E_q·q).
+
+    ```python
+    weights = mj.weigh(path, mj.Canonical())
+    exact = mj.weigh(path, mj.Canonical(third=lambda x: (24 * x).reshape(1, 1, 1)))  # ∂³ of the double well
+    ```
+    """
+
+    third: Third = eqx.field(default="covariation", static=True)
+
+    def __check_init__(self):
+        check_third(self.third)
+
+    def init(self, dim: int, dtype: Any) -> CanonicalState:
+        if dim > 1 and self.third in ("divided", "ito"):
+            raise ValueError(f"third={self.third!r} serves Canonical in one dimension only, got d = {dim}")
+        return CanonicalState(*(small_tensors.zeros(dim, rank, dtype) for rank in (1, 2, 3)))
+
+    def step(self, state: CanonicalState, transition: Transition) -> CanonicalState:
+        F, R, E = (small_tensors.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
+        M, noise = jacobian(transition), scaled_noise(transition)
+        if len(M) == 1:
+            return self._step_on_the_line(F[0], R[0, 0], E[0, 0, 0], M[0, 0], noise[0], transition)
+        R_next, W, V = small_tensors.factor_with_identity(M @ R)
+        Y = W @ R.T  # V M A
+        if callable(self.third):
+            T = unroll(transition.step_size * self.third(transition.before.x))
+            drift = (T * (R @ R.T)[:, None, :]).sum((0, 2))
+            Q = (Y @ ((V @ T.reshape(len(V), -1)).reshape(T.shape) @ Y.T)).transpose(2, 0, 1)
+        else:
+            K, y = rank_one(self.third, transition)  # T_abp = K_ab y_p
+            drift = K @ (R @ (R.T @ y))
+            Q = (Y @ y)[:, None, None] * (V @ K @ Y.T)[None, :, :]
+        for _ in range(3):  # W on the first index, then the indices turn
+            E = (W @ E.reshape(len(W), -1)).reshape(E.shape).transpose(1, 2, 0)
+        return CanonicalState(*map(small_tensors.pack, (W @ F + V @ (noise + drift), R_next, E + Q)))
+
+    def _step_on_the_line(self, F: Any, A: Any, E: Any, m: Any, noise: Any, transition: Transition) -> CanonicalState:
+        if callable(self.third):
+            b = transition.step_size * self.third(transition.before.x)[0, 0, 0]
+        else:
+            b = trace_term(self.third, transition)[0]
+        mA = m * A
+        return CanonicalState(*((leaf,) for leaf in (m * F + noise + b * A, m * mA + 1, m * m * m * E + mA * b * mA)))
+
+    def weight(self, state: CanonicalState) -> Vector:
+        F, R, E = (small_tensors.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
+        if len(F) == 1:
+            return small_tensors.roll((F - 2 * E[0, 0] / R[0]) / R[0])
+        pairs = range(len(F))
+        traced = F - sum(E[q, q] for q in pairs) - sum(E[q, :, q] for q in pairs)
+        return small_tensors.roll(small_tensors.inverse_of_lower(R).T @ traced)
