@@ -119,7 +119,8 @@ def misplaced(source: str, room: str) -> set[str]:
 def exported(room: Path) -> set[str]:
     """The names in the table of contents of a room."""
     body = ast.parse((room / "__init__.py").read_text(encoding="utf-8")).body
-    return {alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.module is not None]
+    return {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def lines_of(function: ast.FunctionDef) -> int:
