@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._base.checks import check_count, floats_to_arrays, steps_at
 from .._base.types import Key
-from ..learner.episodes import march
+from ..learner.episodes import Fold, march
 from ..learner.learner import ForwardLearner, initial_shape
 from ..weights.scheme import Scheme, check_fine_enough
 from .simulated import over_episodes
@@ -66,16 +66,15 @@ def weights_at_steps(
 ) -> Weighed:
     """`observe_weights` in steps, checked and converted already."""
 
+    fold = Fold(
+        init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
+        step=scheme.step,
+        read=lambda point, state: (point.x, point.gradient, scheme.weight(state)),
+    )
+
     def episode(key: Key) -> Any:
-        _, read, length = march(
-            key,
-            learner,
-            stops,
-            init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
-            step=scheme.step,
-            read=lambda point, state: (point.x, point.gradient, scheme.weight(state)),
-        )
-        observed = jnp.asarray(stops, length.dtype) <= length
+        read, last_step = march(key, learner, stops, fold)
+        observed = jnp.asarray(stops, last_step.dtype) <= last_step
         return *(jnp.where(observed[:, None], leaf, jnp.nan) for leaf in read), observed
 
     return Weighed(*over_episodes(episode, key, 0, num_episodes))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from .._base import mesh
 from .._base.checks import check_count, floats_to_arrays, steps_at
 from .._base.types import Key
-from ..learner.episodes import march
+from ..learner.episodes import Fold, march
 from ..learner.learner import ForwardLearner, check_matrix, initial_shape
 from ..weights.scheme import Scheme, check_fine_enough
 from .default_scheme import choose_scheme, episode_keys
@@ -64,16 +64,15 @@ def observe_steps(
     `first` is the number of the first of the `num_episodes` episodes.
     """
 
+    fold = Fold(
+        init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
+        step=scheme.step,
+        read=lambda point, state: (point, scheme.weight(state)),
+    )
+
     def episode(key: Key) -> tuple[Array, ...]:
-        _, (point, weight), length = march(
-            key,
-            learner,
-            stops,
-            init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
-            step=scheme.step,
-            read=lambda point, state: (point, scheme.weight(state)),
-        )
-        return masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
+        (point, weight), last_step = march(key, learner, stops, fold)
+        return masked(point, weight, jnp.asarray(stops, last_step.dtype) <= last_step)
 
     check_matrix(learner)
     return Samples(*over_episodes(episode, key, first, num_episodes))
