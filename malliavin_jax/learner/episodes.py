@@ -19,9 +19,8 @@ from .._base import small_tensors
 from .._base.checks import check_count, is_static_zero
 from .._base.types import Key, Vector
 from ..potentials.base import AbstractMinibatchPotential
-from ..potentials.matrix_free import MatrixFree
 from . import random
-from .learner import ForwardLearner, Path, Point, Transition, check_matrix, initial_shape, point_at
+from .learner import ForwardLearner, Path, Point, Transition, check_matrix, initial_shape, offers_matrix, point_at
 
 State = TypeVar("State")
 Output = TypeVar("Output")
@@ -76,7 +75,7 @@ def march(
     minibatch = isinstance(learner.potential, AbstractMinibatchPotential)
     # A one-dimensional gradient and Hessian without noise cost less to compute again than to carry through memory.
     slim = dim == 1 and not minibatch and is_static_zero(learner.gradient_noise)
-    matrix_free = isinstance(learner.potential, MatrixFree)  # its Hessian is made of x anew, for nothing
+    matrix_free = not offers_matrix(learner)  # products need nothing but x, which is carried already
 
     def strip(carry: _Carry) -> tuple[Any, Callable[[Any], _Carry]]:
         """What a scan carries, and the way back."""
@@ -91,7 +90,7 @@ def march(
             tensors = [small_tensors.unpack(leaf, rank) for leaf, rank in zip(leaves, ranks, strict=False)]
             x, *rest = map(small_tensors.roll, tensors)
             if matrix_free and not slim:
-                rest.append(learner.potential.hessian(x))
+                rest = [*rest, learner.potential.curvature(x)]
             return _Carry(point_at(learner, x, None, None) if slim else Point(x, *rest), state, noise)
 
         return (paired, carry.noise), restore
@@ -175,7 +174,7 @@ def simulate(key: Key, learner: ForwardLearner, num_steps: int) -> Path:
     num_steps = check_count("num_steps", num_steps)
     initial_shape(learner)
     check_matrix(learner)
-    first, points, length = march(
+    first, points, last_step = march(
         key,
         learner,
         range(1, num_steps + 1),
@@ -183,7 +182,7 @@ def simulate(key: Key, learner: ForwardLearner, num_steps: int) -> Path:
         step=lambda state, transition: None,
         read=lambda point, state: point,
     )
-    seen = jnp.arange(num_steps + 1, dtype=length.dtype) <= length
+    seen = jnp.arange(num_steps + 1, dtype=last_step.dtype) <= last_step
 
     def column(start: Array, rest: Array) -> Array:
         rows = jnp.concatenate([start[None], rest])
@@ -191,7 +190,7 @@ def simulate(key: Key, learner: ForwardLearner, num_steps: int) -> Path:
 
     x, gradient, hessian = jax.tree.map(column, first, points)
     step_size = jnp.asarray(learner.step_size, x.dtype)
-    return Path(x, gradient, hessian, step_size, jnp.asarray(learner.inverse_temperature, x.dtype), length)
+    return Path(x, gradient, hessian, step_size, jnp.asarray(learner.inverse_temperature, x.dtype), last_step)
 
 
 def _length(words: random.Words, learner: ForwardLearner, dtype: Any) -> Int[Array, ""]:
