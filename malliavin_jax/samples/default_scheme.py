@@ -36,12 +36,13 @@ def choose_scheme(
     """The scheme given; for None, the one for episodes of `learner`, conditioned at step `num_steps` at the latest."""
     if scheme is not None:
         return scheme
-    keys = episode_keys(key, 0, min(num_episodes, _PILOT_EPISODES))
-    if not offers_matrix(learner):
-        return Windowed(_best_rate_by_products(keys, learner, num_steps), neumann=_NEUMANN)
-    if initial_shape(learner)[0] <= _CANONICAL_UP_TO:
+    whole = offers_matrix(learner)
+    if whole and initial_shape(learner)[0] <= _CANONICAL_UP_TO:
         return Canonical()
-    return _tuned(eqx.filter_jit(jax.vmap(lambda k: simulate(k, learner, num_steps)))(keys))
+    keys = episode_keys(key, 0, min(num_episodes, _PILOT_EPISODES))
+    if whole:
+        return _tuned(eqx.filter_jit(jax.vmap(lambda k: simulate(k, learner, num_steps)))(keys))
+    return Windowed(_best_rate_by_products(keys, learner, num_steps), neumann=_NEUMANN)
 
 
 def default_scheme(paths: Path) -> Scheme:
@@ -52,6 +53,7 @@ def default_scheme(paths: Path) -> Scheme:
 
 
 def _tuned(pilot: Path) -> Windowed:
+    """The window scheme of the best rate on the paths of `pilot`."""
     return Windowed(best_rate(pilot, jnp.asarray(_PILOT_RATES, pilot.x.dtype)))
 
 

@@ -113,6 +113,8 @@ def weigh_at(paths: Path, scheme: Scheme, stops: Int[Any, "episodes times"]) -> 
 
 @eqx.filter_jit
 def _weigh_at(paths: Path, scheme: Scheme, stops: Int[Array, "episodes times"]) -> Samples:
+    """`weigh_at`, compiled."""
+
     def episode(path: Path, at: Int[Array, " times"]) -> EpisodeSamples:
         row = jnp.minimum(at, path.num_steps)
         weight, observed = weigh(path, scheme)[row], at <= path.last_step

@@ -190,6 +190,7 @@ class FixedWindow(eqx.Module):
 
 
 def _window_init(dim: int, dtype: Any, third: Third) -> WindowState:
+    """The state before the first step; an error if `third` does not serve the dimension."""
     if dim > 1 and third == "divided":
         raise ValueError(f"third='divided' is for one dimension, got d = {dim}")
     return WindowState(small_tensors.zeros(dim, 1, dtype), jnp.zeros((), dtype), jnp.zeros((), jnp.int32))
@@ -239,7 +240,7 @@ def _jacobian(state: WindowState, transition: Transition) -> Tensor:
 
 
 def _trace(third: Third, transition: Transition, M: Tensor | None) -> Tensor:
-    """b of the recursion, with M⁻¹ where the third derivative is known (None: with I), to leading order elsewhere."""
+    """b of the recursion: with M⁻¹ (with I for None) where ∂³L is a function, to leading order in ε elsewhere."""
     if not callable(third):
         return trace_term(third, transition)
     T = unroll(transition.step_size * third(transition.before.x))
@@ -257,5 +258,6 @@ def _neumann(times_step: Callable[[Tensor], Tensor], V: Tensor, terms: int) -> T
 
 
 def _window_weight(state: WindowState) -> Vector:
+    """S = V/c."""
     c = jnp.where(state.c == 0, 1, state.c)  # a window that has not begun: V is 0, and so is the weight
     return small_tensors.roll(small_tensors.scale(small_tensors.unpack(state.V, 1), 1 / c))
