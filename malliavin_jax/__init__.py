@@ -5,7 +5,10 @@ from . import (
     distributed as distributed,
     io as io,
     kernel as kernel,
+    learner as learner,
     potentials as potentials,
+    samples as samples,
+    weights as weights,
     wiener as wiener,
 )
 from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
@@ -31,8 +34,6 @@ from .fields import (
 from .learner import (
     ForwardLearner as ForwardLearner,
     Path as Path,
-    Point as Point,
-    Transition as Transition,
     initial as initial,
     simulate as simulate,
 )
@@ -51,9 +52,7 @@ from .recovery import (
 )
 from .samples import (
     Samples as Samples,
-    Weighed as Weighed,
     observe as observe,
-    observe_weights as observe_weights,
     samples_from_paths as samples_from_paths,
 )
 from .streaming import (
@@ -63,13 +62,8 @@ from .streaming import (
 )
 from .weights import (
     Canonical as Canonical,
-    FixedWindow as FixedWindow,
     Reciprocal as Reciprocal,
-    Scheme as Scheme,
-    Window as Window,
     Windowed as Windowed,
-    best_rate as best_rate,
-    minimum_variance_window as minimum_variance_window,
     weigh as weigh,
 )
 

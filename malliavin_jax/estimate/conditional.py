@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from .._base.checks import check_positive, check_shape
 from .._base.types import Scalar, Vector
 from ..samples.samples import Samples, check_samples
-from ..samples.summary import bounds
+from ..samples.summary import box
 from .localizers import Localizer
 from .ratio import Estimate, ratio_estimate
 from .sums import localized_sums, make_bank
@@ -49,7 +49,7 @@ def conditional_expectation(
     # Squares of centred values do not cancel in float32.
     centre = jnp.sum(jnp.where(seen, values, 0), (0, 1)) / jnp.maximum(jnp.sum(seen), 1).astype(values.dtype)
     bank = make_bank(samples, values - centre[None, None, :], jacobians)
-    low, high = bounds(samples)
+    low, high = box(samples)
     inside = jnp.all((alpha >= low) & (alpha <= high))
     sums = localized_sums(bank, alpha, localizer)
     estimate = ratio_estimate(sums, samples.num_episodes, jnp.sum(samples.observed), inside)

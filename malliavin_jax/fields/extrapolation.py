@@ -18,7 +18,7 @@ from .._base.types import Scalar, Vector
 from ..estimate.ratio import SIGNIFICANT, Estimate, ratio_estimate
 from ..estimate.sums import Sums
 from ..samples.samples import Samples
-from ..samples.summary import bounds, spread
+from ..samples.summary import box, spread
 
 _PLANES = 2048  # tangent planes kept: enough for an extrapolation, few enough to be evaluated at every query
 _REACH = 0.2  # ℓ, in units of the spread of the positions
@@ -76,7 +76,7 @@ def tangent_planes(samples: Samples) -> Tail:
     seen = samples.observed.reshape(-1)
     total = seen.shape[0]
     pick = jnp.linspace(0, total - 1, min(total, _PLANES)).astype(jnp.int32)
-    low, high = bounds(samples)
+    low, high = box(samples)
     variance = spread(samples) ** 2
 
     def keep(array: Array) -> Array:

@@ -11,7 +11,7 @@ from ..estimate.sums import Sums, localized_sums
 from ..learner.learner import ForwardLearner, initial_shape
 from ..potentials.base import AbstractPotential
 from ..samples.simulated import observe_steps
-from ..samples.summary import bounds
+from ..samples.summary import box
 from ..weights.canonical import Canonical
 from ..weights.scheme import Scheme
 from .extrapolation import _guarded, tangent_planes
@@ -77,7 +77,7 @@ class FreshField(eqx.Module):
             raise ValueError("key must be given: FreshField simulates new episodes at every call")
         samples = observe_steps(key, self.learner, self.scheme, self.num_episodes, self.stops)
         fold = make_fold(samples, self.control)
-        low, high = bounds(samples)
+        low, high = box(samples)
         points = jnp.sum(samples.observed)
 
         def sums(at: Vector) -> Sums:

@@ -14,7 +14,7 @@ from ..estimate.ratio import Estimate
 from ..estimate.sums import Sums, localized_sums
 from ..potentials.base import AbstractPotential
 from ..samples.samples import Samples, check_samples
-from ..samples.summary import bounds
+from ..samples.summary import box
 from .extrapolation import TabulatedTail, Tail, _guarded, make_tail
 from .folds import Fold, _cross_fitted, add_sums, fold_sums, make_fold
 from .selection import choose_localizer
@@ -83,7 +83,7 @@ class MalliavinField(eqx.Module):
         if isinstance(localizer, Laplace) and samples.dim == 1 and not mesh.is_split(samples):  # no sorting across
             self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)
         self.tail = make_tail(samples)
-        self.low, self.high = bounds(samples)
+        self.low, self.high = box(samples)
         self.points = jnp.sum(samples.observed)
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:

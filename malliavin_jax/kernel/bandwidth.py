@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from .._base.checks import check_positive, float_array
 from .._base.types import Flag, Scalar, Vector
 from ..samples.samples import Samples, check_samples
-from ..samples.summary import _mean_and_deviation
+from ..samples.summary import mean_and_deviation
 from .local_fit import cut_points, values_without
 
 _GRID = 16  # bandwidths on the grid of cross-validation
@@ -55,7 +55,7 @@ def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: Arr
     """
     check_samples(samples)
     degree = _degree(degree, (0, 1, 2, 3))
-    mean, deviation = _mean_and_deviation(samples)
+    mean, deviation = mean_and_deviation(samples)
     check_positive("the standard deviation of samples.x", jnp.max(deviation))
     if candidates is None:
         return _search(samples, mean, deviation, degree)

@@ -7,7 +7,7 @@ with ε the step size, β the inverse temperature and g_k the gradient the learn
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,11 @@ from jaxtyping import Array, Int
 from .._base.checks import check_count, is_static_zero
 from .._base.types import Key, Scalar, Vector
 from ..potentials.base import AbstractMinibatchPotential
+from ..potentials.products import matrix_of
 from . import random
 from .carry import Carry, Layout, Noise, Packed
 from .learner import ForwardLearner, Path, Point, Transition, check_matrix, initial_shape, point_at
 from .schedule import NOWHERE, EvenStops, Rows, make_schedule
-
-State = TypeVar("State")
-Output = TypeVar("Output")
 
 
 class Episode(NamedTuple):
@@ -119,18 +117,23 @@ class March:
         first = Carry(point, fold.init(point), episode.draw(random.LATER, jnp.asarray(0)))
         # A one-dimensional gradient and Hessian without noise cost less to compute again than to carry through memory.
         self.slim = episode.dim == 1 and not episode.has_minibatches and not episode.has_noisy_gradients
+        self.has_matrix = matrix_of(point.hessian) is not None  # products are made again of x, which is carried
         self.layout = Layout(self._kept(first), episode.dim)
         self.start = self.pack(first)
 
     def _kept(self, carry: Carry) -> Any:
-        return (carry.point.x if self.slim else carry.point), carry.state
+        x, gradient, hessian = carry.point
+        return x, None if self.slim else gradient, hessian if self.has_matrix and not self.slim else None, carry.state
 
     def pack(self, carry: Carry) -> Packed:
         return Packed(self.layout.pack(self._kept(carry)), carry.noise)
 
     def unpack(self, packed: Packed) -> Carry:
-        point, state = self.layout.unpack(packed.arrays)
-        return Carry(point_at(self.episode.learner, point, None, None) if self.slim else point, state, packed.noise)
+        x, gradient, hessian, state = self.layout.unpack(packed.arrays)
+        potential = self.episode.learner.potential
+        gradient = potential.gradient(x) if gradient is None else gradient
+        hessian = potential.curvature(x) if hessian is None else hessian
+        return Carry(Point(x, gradient, hessian), state, packed.noise)
 
     def step(self, carry: Carry, block: Array, phase: int) -> Carry:
         transition = self.episode.step(carry.point, carry.noise, block, phase)
@@ -200,16 +203,32 @@ def march(key: Key, learner: ForwardLearner, stops: Sequence[int], fold: Fold) -
 
 
 def simulate(key: Key, learner: ForwardLearner, num_steps: int) -> Path:
-    """Simulate one episode of `num_steps` steps; `jax.vmap` over keys for many.
+    """Simulate one episode; `jax.vmap` over keys for many.
 
         paths = jax.vmap(lambda k: mj.simulate(k, learner, 80))(jax.random.split(key, 5000))
 
     is, key for key, what `observe(key, learner, num_episodes=5000, …)` weighs without storing it.
 
-    ```python
-    path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
-    path.x.shape  # (81, 1): row 0 is the start
-    ```
+    Args:
+        key: the episode is a function of it.
+        learner: the learner that is watched; its potential must offer its Hessian, which is stored.
+        num_steps: how many steps to make.
+
+    Returns:
+        The `Path` of num_steps + 1 points; rows past a restart hold NaN.
+
+    Raises:
+        ValueError: if `num_steps` is not a whole number of at least 1, or the learner's parts do not fit together.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        learner = mj.ForwardLearner(mj.potentials.Quartic(), mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
+        path.x.shape  # (81, 1): row 0 is the start
+        ```
     """
     num_steps = check_count("num_steps", num_steps)
     initial_shape(learner)

@@ -49,6 +49,10 @@ class AbstractPotential(eqx.Module):
     def hessian(self, x: Vector) -> Matrix:
         """∇²L(x), symmetric."""
 
+    def curvature(self, x: Vector) -> Matrix:
+        """What a learner shows of the second derivative at x: here all of it, ∇²L(x)."""
+        return self.hessian(x)
+
 
 class Static(eqx.Module):
     """A plain function made part of the tree's structure, so that `jax.jit` and `jax.vmap` take it along."""

@@ -136,5 +136,5 @@ def _observe_and_add(
     counts = jnp.arange(size, dtype=jnp.int32) < jnp.asarray(count, jnp.int32)
     samples = eqx.tree_at(lambda s: s.observed, samples, samples.observed & counts[:, None])
     finite = jnp.isfinite(samples.x) & jnp.isfinite(samples.gradient) & jnp.isfinite(samples.weight)
-    whole = jnp.all(finite, -1) & jnp.all(jnp.isfinite(samples.hessian), (-2, -1))
+    whole = jnp.all(finite, -1) & jnp.all(jnp.isfinite(samples.require_hessian("observe_and_accumulate")), (-2, -1))
     return _add(accumulator, samples, jnp.asarray(count, jnp.int32)), jnp.sum(samples.observed & ~whole)

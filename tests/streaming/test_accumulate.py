@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import malliavin_jax as mj
-from malliavin_jax.samples.default_scheme import episode_keys
+from malliavin_jax.learner.random import episode_keys
 from malliavin_jax.streaming.accumulator import _add, two_sum
 
 
