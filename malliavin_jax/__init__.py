@@ -8,6 +8,7 @@ from . import (
     potentials as potentials,
     wiener as wiener,
 )
+from ._base.checkpoint import Checkpoint as Checkpoint
 from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
 from .estimate import (
     AbstractLocalizer as AbstractLocalizer,
