@@ -11,6 +11,7 @@ from . import (
     weights as weights,
     wiener as wiener,
 )
+from ._base.checkpoint import Checkpoint as Checkpoint
 from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
 from .estimate import (
     AbstractLocalizer as AbstractLocalizer,

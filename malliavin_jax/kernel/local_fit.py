@@ -1,6 +1,5 @@
 """Local least squares in chunks: the sums behind the fields of `kernel.py` and their cross-validation."""
 
-import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from .._base.checks import check_count
 from .._base.types import Flag, Scalar, Vector
 from ..estimate.ratio import Estimate
+from ..potentials.monomials import factors_up_to, monomials_of_points
 from ..samples.samples import Samples
 
 # φ uses u clipped to this many bandwidths: beyond 38.6 of them K is 0 even in float64, so no trusted estimate
@@ -39,7 +39,7 @@ def cut_points(samples: Samples, degree: int, chunk_size: int | None) -> Points:
     episodes, times, d = samples.x.shape
     if chunk_size is None:
         # φ and K φ are held for every α of a vmap: with many monomials, few points at a time stay in cache.
-        chunk_size = max(128, 8192 // len(_terms(d, degree)) ** 2)
+        chunk_size = max(128, 8192 // len(factors_up_to(d, degree)) ** 2)
     in_chunk = min(max(1, check_count("chunk_size", chunk_size) // times), episodes)
     chunks = -(-episodes // in_chunk)
     missing = (0, chunks * in_chunk - episodes)
@@ -60,18 +60,6 @@ def cut_points(samples: Samples, degree: int, chunk_size: int | None) -> Points:
         upper=jnp.max(jnp.where(where, samples.x, -jnp.inf), (0, 1)),
         num_times=times,
     )
-
-
-def _terms(d: int, degree: int) -> list[tuple[int, ...]]:
-    """The monomials of d coordinates up to `degree`, each as the sorted axes of its factors; () is 1."""
-    return [t for n in range(degree + 1) for t in itertools.combinations_with_replacement(range(d), n)]
-
-
-def _monomials(u: Float[Array, "d points"], degree: int) -> Float[Array, "terms points"]:
-    known: dict[tuple[int, ...], Array] = {(): jnp.ones_like(u[0])}
-    for term in _terms(u.shape[0], degree)[1:]:
-        known[term] = known[term[:-1]] * u[term[-1]]
-    return jnp.stack(list(known.values()))
 
 
 def _by_episode(values: Float[Array, "*lead points"], num_times: int) -> Float[Array, "*lead episodes"]:
@@ -128,7 +116,7 @@ def _solve(matrix: Float[Array, "terms terms"], target: Float[Array, "terms d"],
 def local_estimate(points: Points, bandwidth: Vector, degree: int, alpha: Vector) -> Estimate:
     """The local polynomial fit at α with its standard errors: three passes over the points."""
     d, dtype = alpha.shape[0], alpha.dtype
-    n = len(_terms(d, degree))
+    n = len(factors_up_to(d, degree))
 
     # Far from the data every K underflows, but the ratios of sums do not see a common factor: take out the
     # largest K. The value does not depend on the shift, so neither does its derivative.
@@ -139,7 +127,7 @@ def local_estimate(points: Points, bandwidth: Vector, degree: int, alpha: Vector
 
     def kernel(x, penalty):
         u, exponent = _scaled(x, penalty, alpha, bandwidth)
-        return jnp.exp(shift - exponent), _monomials(jnp.clip(u, -_REACH, _REACH), degree)
+        return jnp.exp(shift - exponent), monomials_of_points(jnp.clip(u, -_REACH, _REACH), degree)
 
     def moments(sums, x, gradient, penalty, chunk):
         k, phi = kernel(x, penalty)
@@ -188,7 +176,7 @@ def values_without(
     β, and the sums of all bandwidths are then one product, K (m, points) @ (points, moments).
     """
     d, dtype = alpha.shape[0], alpha.dtype
-    size, terms, products = points.x.shape[2], _terms(d, degree), _terms(d, 2 * degree)
+    size, terms, products = points.x.shape[2], factors_up_to(d, degree), factors_up_to(d, 2 * degree)
     n = len(terms)
     # A_ab = Σ K φ_a φ_b depends on the product of the two monomials only: few entries are distinct.
     table = np.array([[products.index(tuple(sorted(a + b))) for b in terms] for a in terms])
@@ -207,7 +195,7 @@ def values_without(
     def moments(sums, x, gradient, penalty, chunk):
         v, exponent = scaled(x, penalty, chunk)
         k = jnp.exp(ratio[:, None] * (nearest - exponent)[None, :])
-        phi = _monomials(v, 2 * degree)
+        phi = monomials_of_points(v, 2 * degree)
         responses = (phi[:n, None, :] * gradient[None, :, :]).reshape(n * d, size)
         squares = jnp.sum(_by_episode(k, points.num_times) ** 2, -1)
         return sums[0] + k @ jnp.concatenate([phi, responses]).T, sums[1] + squares

@@ -11,7 +11,7 @@ import pytest
 from jax import export
 
 import malliavin_jax as mj
-from malliavin_jax.streaming.streams import _observe_and_add
+from malliavin_jax.streaming.streams import observe_and_add
 from malliavin_jax.wiener.sensitivities import _greeks
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -108,7 +108,8 @@ def diagnostics(positions):
 
 def simulated_stream(key, accumulator):
     first, count = jnp.asarray(0, jnp.uint32), jnp.asarray(7, jnp.int32)
-    return _observe_and_add(key, learner(1), mj.Canonical(), accumulator, first, count, 8, (2,))
+    sizes = dict(first=first, count=count, chunk_size=8, stops=(2,))
+    return observe_and_add(accumulator, key=key, learner=learner(1), scheme=mj.Canonical(), **sizes)
 
 
 def functionals(key):
