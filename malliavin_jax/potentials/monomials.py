@@ -36,8 +36,8 @@ def num_terms(d: int, degree: int) -> int:
 
 def all_exponents(d: int, degree: int) -> Exponents:
     """Exponents of those monomials, by increasing degree; the constant is left out."""
-    choices = itertools.product(range(degree, -1, -1), repeat=d)
-    return tuple(sorted((e for e in choices if 1 <= sum(e) <= degree), key=sum))
+    factors = (f for n in range(1, degree + 1) for f in itertools.combinations_with_replacement(range(d), n))
+    return tuple(tuple(axes.count(i) for i in range(d)) for axes in factors)
 
 
 def check_exponents(exponents: Any) -> Exponents:

@@ -28,7 +28,7 @@ class Samples(eqx.Module):
 
     x: Float[Array, "episodes times d"]
     gradient: Float[Array, "episodes times d"]
-    hessian: Float[Array, "episodes times d d"]
+    hessian: Float[Array, "episodes times d d"] | None
     weight: Float[Array, "episodes times d"]
     observed: Bool[Array, "episodes times"]
 
@@ -40,8 +40,19 @@ class Samples(eqx.Module):
             ("gradient", shape), ("hessian", (*shape, d)), ("weight", shape), ("observed", shape[:2])
         ):  # fmt: skip
             got = jnp.shape(getattr(self, name))
+            if name == "hessian" and self.hessian is None:
+                continue
             if got != expected:
                 raise ValueError(f"{name} must have shape {expected} to go with x of {shape}, got {got}")
+
+    def require_hessian(self, who: str) -> Float[Array, "episodes times d d"]:
+        """The Hessians, or a clear error where `who` needs them and they were not observed."""
+        if self.hessian is None:
+            raise ValueError(
+                f"{who} needs Hessians, and samples.hessian is None: observe a potential with a Hessian, "
+                "or use what needs none (density, score, kernel fields, conditional_expectation)"
+            )
+        return self.hessian
 
     @property
     def num_episodes(self) -> int:
@@ -96,5 +107,5 @@ def check_samples(samples: Samples, *, at_least: int = 2) -> None:
 
 def check_finite(samples: Samples) -> None:
     """Refuse samples with an observed value that is not finite."""
-    names = ("x", "gradient", "hessian", "weight")
-    check_values({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")
+    arrays = {n: getattr(samples, n) for n in ("x", "gradient", "hessian", "weight")}
+    check_values({f"samples.{n}": a for n, a in arrays.items() if a is not None}, samples.observed, "time")

@@ -27,7 +27,7 @@ from ..estimate.sums import Sums, localized_sums
 from ..fields.folds import make_fold
 from ..potentials.base import AbstractPotential
 from ..samples.samples import Samples, check_finite
-from ..samples.summary import bounds
+from ..samples.summary import box
 
 _ALPHAS = 64  # places whose sums are taken at once: this many × conditional.CHUNK numbers sit in memory
 
@@ -163,7 +163,7 @@ def _add(accumulator: Accumulator, samples: Samples, episodes: Array) -> Accumul
     # A whole number of more than 24 bits does not fit in a float32: its upper and its lower bits are added apart.
     last = episodes % 4096, points % 4096
     upper, lower = (episodes - last[0], points - last[1]), last
-    low, high = bounds(samples)
+    low, high = box(samples)
     accumulator = _plus(accumulator, Tally(sums, *(n.astype(dtype) for n in upper)), low, high)
     return _plus(accumulator, Tally(zero, *(n.astype(dtype) for n in lower)), low, high)
 

@@ -358,7 +358,7 @@ def test_sums_equal_the_formulas_however_they_are_batched(d, times, count, core,
 # ---------------------------------------------------------------- other ℓ, density, score
 
 
-class Cauchy(mj.AbstractRadial):
+class Cauchy(mj.estimate.AbstractRadial):
     """K = 1/(π (1 + r²)²) in the plane, and its field with a small core."""
 
     core: float
