@@ -25,7 +25,7 @@ class Bank(eqx.Module):
     """Points with the values ℓ to average and their Jacobians ∇ℓ; unobserved points have been set to 0.
 
     Episodes stand in chunks, the last filled up with unobserved ones, and coordinates come first: one coordinate of the
-    points of a chunk is contiguous, which is what a processor wants.
+    points of a chunk is contiguous, so that sums over them are vectorised.
     """
 
     x: Float[Array, "chunks d times size"]

@@ -1,8 +1,9 @@
 """Where there is no data: an average of observed tangent planes, and a spring beyond the observed region.
 
-A ratio whose denominator is noise explodes. There a field returns instead the average of the planes g_i + H_i (α − X_i)
-of the samples around α, with positive weights (1 + |X_i − α|²/ℓ²)^{−(3 + d/2)} that reach far when nothing is near.
-It is a first-order extrapolation with observed Hessians, never wild, and it keeps a chain coming back.
+A ratio whose denominator is noise can take any value. There a field returns instead the average of the planes
+g_i + H_i (α − X_i) of the samples around α, with positive weights (1 + |X_i − α|²/ℓ²)^{−(3 + d/2)} that reach far when
+nothing is near. It is a first-order extrapolation with observed Hessians: its values are bounded by those of the
+planes, and it leads a chain back to the data.
 """
 
 import functools

@@ -39,9 +39,9 @@ class Samples(eqx.Module):
         for name, expected in (
             ("gradient", shape), ("hessian", (*shape, d)), ("weight", shape), ("observed", shape[:2])
         ):  # fmt: skip
-            got = jnp.shape(getattr(self, name))
             if name == "hessian" and self.hessian is None:
                 continue
+            got = jnp.shape(getattr(self, name))
             if got != expected:
                 raise ValueError(f"{name} must have shape {expected} to go with x of {shape}, got {got}")
 

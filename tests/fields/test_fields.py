@@ -375,6 +375,15 @@ def test_a_table_is_untrusted_where_its_nodes_are(first):
     assert np.all(np.isfinite(got.stderr[~untrusted]))
 
 
+def test_the_derivative_of_a_table_is_that_of_the_cell_at_a_node_too():
+    axis = jnp.linspace(-1, 1, 9)
+    table = TabulatedField(TrueField(Quartic()), (axis,))
+    slopes = jnp.diff(table.estimates.value[:, 0]) / jnp.diff(axis)
+    for alpha, cell in ((axis[3], 3), (axis[3] + 0.1, 3), (axis[3] - 0.1, 2)):
+        slope = jax.jacfwd(lambda a: table(a).value)(alpha[None])
+        np.testing.assert_allclose(slope[0, 0], slopes[cell], rtol=1e-9)
+
+
 @pytest.mark.parametrize("axis", [[0.0], [0.0, 1.0, 1.5], [1.0, 0.5, 0.0]])
 def test_tables_need_regular_axes(axis):
     with pytest.raises(ValueError, match=r"axes\[0\] must be an increasing regular grid of at least 2 nodes"):
@@ -510,6 +519,14 @@ def test_the_true_field_is_exact():
 
 
 @pytest.mark.usefixtures("no_type_checks")
+def test_a_field_asks_for_hessians(first):
+    without = eqx.tree_at(lambda s: s.hessian, first, None)
+    for build in (MalliavinField, lambda samples: MalliavinField(samples, Laplace(0.5), Quadratic())):
+        with pytest.raises(ValueError, match=r"MalliavinField needs Hessians, and samples.hessian is None"):
+            build(without)
+    assert isinstance(mj.short_localizer(take(without, 0, 200)), Laplace)
+
+
 def test_bad_input(first, plane_bank):
     samples = first
     for word in ("automatic", "Laplace"):
