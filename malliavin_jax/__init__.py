@@ -3,6 +3,8 @@
 from . import (
     diagnostics as diagnostics,
     distributed as distributed,
+    estimate as estimate,
+    fields as fields,
     io as io,
     kernel as kernel,
     learner as learner,
@@ -14,8 +16,6 @@ from . import (
 from ._base.checkpoint import Checkpoint as Checkpoint
 from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
 from .estimate import (
-    AbstractLocalizer as AbstractLocalizer,
-    AbstractRadial as AbstractRadial,
     Centered as Centered,
     Estimate as Estimate,
     Gaussian as Gaussian,

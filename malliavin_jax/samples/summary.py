@@ -5,7 +5,7 @@ Unobserved points count nowhere.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from .._base.types import Scalar, Vector
 from .samples import Samples
@@ -32,9 +32,17 @@ def spread(samples: Samples) -> Scalar:
     return jnp.sqrt(jnp.maximum(variance, jnp.finfo(variance.dtype).tiny))
 
 
+def masked_mean(
+    values: Float[Array, "episodes times m"], observed: Bool[Array, "episodes times"]
+) -> Float[Array, " m"]:
+    """The mean of `values` over the observed points (0 where there are none)."""
+    seen = observed[:, :, None]
+    return jnp.sum(jnp.where(seen, values, 0), (0, 1)) / jnp.maximum(jnp.sum(seen), 1).astype(values.dtype)
+
+
 def _centred(samples: Samples) -> tuple[Scalar, Vector, Float[Array, "episodes times d"]]:
     """The number of observed points, their mean, and the positions minus it (0 where unobserved)."""
     seen = samples.observed[:, :, None]
     count = jnp.maximum(jnp.sum(seen), 1).astype(samples.x.dtype)
-    mean = jnp.sum(jnp.where(seen, samples.x, 0), (0, 1)) / count
+    mean = masked_mean(samples.x, samples.observed)
     return count, mean, jnp.where(seen, samples.x - mean[None, None, :], 0)

@@ -15,7 +15,7 @@ import malliavin_jax
 
 ROOT = Path(malliavin_jax.__file__).parent.parent
 PAGES = ROOT / "docs" / "pages"
-MODULES = ("", "potentials", "kernel", "diagnostics", "plots", "io", "distributed", "wiener")
+MODULES = ("", "potentials", "estimate", "fields", "kernel", "diagnostics", "plots", "io", "distributed", "wiener")
 FENCE = re.compile(r"```python\n(.*?)```", re.S)
 
 

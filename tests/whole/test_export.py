@@ -174,7 +174,7 @@ def test_lowers_for_every_platform(name):
 # What is no program of the device: results, protocols, what runs on the host, and an optax rule that holds its key.
 HOST = {
     "Chain", "Consistency", "Estimate", "LearnerReport", "Loss", "Path", "Samples",
-    "AbstractLocalizer", "AbstractRadial", "Potential", "Recording", "accumulate", "consistency",
+    "Potential", "Recording", "accumulate", "consistency",
     "langevin", "split_log",
 }  # fmt: skip
 SIMPLE = {"Heaviside", "Centered"}  # Laplace without its exponential
