@@ -78,7 +78,7 @@ class Stage(NamedTuple):
 
 
 class Journal:
-    """The checkpoint of one run while it goes; without a `checkpoint` it does nothing.
+    """The checkpoint of one run while it runs; without a `checkpoint` it does nothing.
 
     As a context it writes what is not yet written when the run ends, also when it ends in an exception.
 
@@ -107,9 +107,9 @@ class Journal:
 
     def note(self, done: int, state: Any) -> None:
         """Take note of a stage, and write it if it is time."""
-        self._noted = Stage(done, state)
         if self._checkpoint is None:
             return
+        self._noted = Stage(done, state)
         every = self._checkpoint.every
         if every is None:
             is_time = time.monotonic() - self._written_at > _SECONDS
@@ -134,6 +134,7 @@ class Journal:
         return arrays
 
     def _write(self) -> None:
+        """Write the stage noted last, if it is not yet written."""
         if self._checkpoint is None or self._noted is None:
             return
         done, state = self._noted
@@ -157,6 +158,7 @@ def _name(path: Any) -> str:
 
 
 def _named_leaves(state: Any) -> dict[str, np.ndarray]:
+    """The arrays of a state by name, keys as the words behind them."""
     return {_name(path): raw(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
 
 

@@ -1,5 +1,6 @@
 """Many steps of the outer chain: in one compiled call, or in legs between which the host shows and saves progress."""
 
+import itertools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -40,19 +41,11 @@ class Saved(NamedTuple):
 def run_at_once(dynamics: Dynamics, state: State, schedule: Schedule) -> Record:
     """The kept records of a whole run, in one compiled call."""
     total = schedule.num_evaluations
-    block = _block_length(total, state.x.size)
-    _, records = advance(
-        dynamics,
-        state,
-        start=_index(0),
-        stop=_index(total),
-        burn_in=_index(schedule.burn_in),
-        thinning=_index(schedule.thinning),
-        num_blocks=-(-total // block),
-        block_length=block,
-        max_kept=schedule.num_kept,
-    )
-    return records
+    length = _block_length(total, state.x.size)
+    leg = _arguments(schedule, 0, total)
+    return advance(
+        dynamics, state, **leg, num_blocks=-(-total // length), block_length=length, max_kept=schedule.num_kept
+    )[1]
 
 
 def run_in_legs(
@@ -63,9 +56,9 @@ def run_in_legs(
     if checkpoint is not None and checkpoint.every is None:
         checkpoint = Checkpoint(checkpoint.path, every=-(-total // 10))
     stops = _leg_stops(total, progress=progress, every=None if checkpoint is None else checkpoint.every)
-    legs = list(zip([0, *stops], stops, strict=False))
+    legs = list(itertools.pairwise([0, *stops]))
     # The longest leg and the one that keeps most set the sizes of the one program that makes them all.
-    block = _block_length(max(stop - start for start, stop in legs), state.x.size)
+    length = _block_length(max(stop - start for start, stop in legs), state.x.size)
     max_kept = max(schedule.kept_before(stop) - schedule.kept_before(start) for start, stop in legs)
 
     journal = Journal(checkpoint, **_identity(dynamics, state, schedule))
@@ -75,17 +68,9 @@ def run_in_legs(
     _fill(records, 0, saved.records)
     with Bar(total, done, enabled=progress) as bar, journal:
         for stop in (stop for stop in stops if stop > done):
-            state, new = advance(
-                dynamics,
-                state,
-                start=_index(done),
-                stop=_index(stop),
-                burn_in=_index(schedule.burn_in),
-                thinning=_index(schedule.thinning),
-                num_blocks=_index(-(-(stop - done) // block)),  # an array: legs of all lengths share one program
-                block_length=block,
-                max_kept=max_kept,
-            )
+            leg = _arguments(schedule, done, stop)
+            blocks = _index(-(-(stop - done) // length))  # an array: legs of all lengths share one program
+            state, new = advance(dynamics, state, **leg, num_blocks=blocks, block_length=length, max_kept=max_kept)
             first, last = schedule.kept_before(done), schedule.kept_before(stop)
             _fill(records, first, _cut(new, 0, last - first))
             journal.note(stop, Saved(state, _cut(records, 0, last)))
@@ -101,6 +86,7 @@ def advance(
     *,
     start: Int[Array, ""],
     stop: Int[Array, ""],
+    kept_before: Int[Array, ""],
     burn_in: Int[Array, ""],
     thinning: Int[Array, ""],
     num_blocks: Any,
@@ -109,12 +95,12 @@ def advance(
 ) -> tuple[State, Record]:
     """Steps start … stop − 1 in blocks, and the records kept among them, `max_kept` of them at most.
 
+    `kept_before` is the number of records kept by the steps before `start`.
     The records are filled in place; one place more takes what is not kept. So burn-in and thinning are mere
     numbers of one program, in which the field is compiled once.
     """
     shapes = eqx.filter_eval_shape(dynamics.record, state.x, start)
     records = jax.tree.map(lambda leaf: jnp.zeros((max_kept + 1, *leaf.shape), leaf.dtype), shapes)
-    kept_before = jnp.maximum(0, (start - 1 - burn_in) // thinning)
 
     def step(carry: tuple[State, Record], inputs: tuple[Array, Draws | None]) -> tuple[tuple[State, Record], None]:
         (state, records), (k, draws) = carry, inputs
@@ -135,6 +121,18 @@ def advance(
 
     state, records = jax.lax.fori_loop(0, num_blocks, block, (state, records))
     return state, jax.tree.map(lambda store: jnp.moveaxis(store[:max_kept], 0, 1), records)
+
+
+def _arguments(schedule: Schedule, start: int, stop: int) -> dict[str, Int[Array, ""]]:
+    """What `advance` is told of the steps start … stop − 1: arrays, so that no number compiles anew."""
+    numbers = dict(
+        start=start,
+        stop=stop,
+        kept_before=schedule.kept_before(start),
+        burn_in=schedule.burn_in,
+        thinning=schedule.thinning,
+    )
+    return {name: _index(number) for name, number in numbers.items()}
 
 
 def _block_length(steps: int, width: int) -> int:

@@ -1,4 +1,4 @@
-"""Monomials, their derivatives, and least squares on derivatives: arrays in, arrays out.
+"""Monomials and their derivatives: arrays in, arrays out.
 
 A derivative of a monomial is a multiple of a lower one, ∂^δ z^e = (e!/(e−δ)!) z^{e−δ}. So the derivatives of
 Σ_t θ_t z^{e_t} are all linear in one short vector φ(z) of monomials, and the normal equations of a fit to
