@@ -6,6 +6,8 @@ from . import (
     io as io,
     kernel as kernel,
     potentials as potentials,
+    recording as recording,
+    recovery as recovery,
     wiener as wiener,
 )
 from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
@@ -38,14 +40,13 @@ from .learner import (
 )
 from .potentials import Polynomial as Polynomial, Potential as Potential
 from .recording import (
-    Consistency as Consistency,
-    LearnerReport as LearnerReport,
     Recording as Recording,
     consistency as consistency,
     split_log as split_log,
 )
 from .recovery import (
     Loss as Loss,
+    loss_from_estimates as loss_from_estimates,
     loss_from_field as loss_from_field,
     loss_from_samples as loss_from_samples,
 )

@@ -84,7 +84,7 @@ class Transition(NamedTuple):
 
 
 class Path(eqx.Module):
-    """One observed episode; rows past `length` steps, after the episode stopped, hold NaN.
+    """One observed episode; rows past `last_step`, after the episode stopped, hold NaN.
 
     ```python
     path.x.shape, path.num_steps  # (81, 1), 80
@@ -96,7 +96,7 @@ class Path(eqx.Module):
     hessian: Float[Array, "points d d"]
     step_size: Scalar
     inverse_temperature: Scalar
-    length: Int[Array, ""]
+    last_step: Int[Array, ""]
 
     @property
     def num_steps(self) -> int:

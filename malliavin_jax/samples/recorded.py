@@ -35,7 +35,7 @@ def samples_from_paths(
     steps: Sequence[int] | Int[Any, " times"] | int | None = None,
     scheme: Scheme | None = None,
     inverse_temperature: Any = 1.0,
-    lengths: Any = None,
+    last_steps: Any = None,
 ) -> Samples:
     """Weigh recorded episodes: `x` and `gradient` (episodes, points, d), `hessian` (episodes, points, d, d).
 
@@ -47,7 +47,7 @@ def samples_from_paths(
       gradients, secants along the path serve (an error elsewhere).
     - `step_size`, `inverse_temperature`: one number, or one for each episode where several learners were recorded.
     - `times`: as in `observe`, multiples of every step size; or `steps`, the same numbers of steps for all episodes.
-    - `lengths` (episodes,): the number of steps each episode really made, if they differ: later rows are ignored,
+    - `last_steps` (episodes,): the number of steps each episode really made, if they differ: later rows are ignored,
       whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends an episode must
       not depend on its path: integration by parts does not hold given an event of the noise (see `Recording`).
     - `scheme`: as in `observe`.
@@ -65,23 +65,28 @@ def samples_from_paths(
     epsilon = per_episode("step_size", step_size, episodes, x.dtype)
     beta = per_episode("inverse_temperature", inverse_temperature, episodes, x.dtype)
     stops = stops_of(times, steps, step_size, episodes, points)
-    lengths = jnp.full(episodes, points - 1, jnp.int32) if lengths is None else jnp.asarray(lengths)
-    check_shape("lengths", lengths, (episodes,))
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(f"lengths must be whole numbers of steps, got dtype {lengths.dtype}")
-    if is_concrete(lengths) and not (0 <= np.min(lengths) <= np.max(lengths) < points):
+    last_steps = jnp.full(episodes, points - 1, jnp.int32) if last_steps is None else jnp.asarray(last_steps)
+    check_shape("last_steps", last_steps, (episodes,))
+    if not jnp.issubdtype(last_steps.dtype, jnp.integer):
+        raise ValueError(f"last_steps must be whole numbers of steps, got dtype {last_steps.dtype}")
+    if is_concrete(last_steps) and not (0 <= np.min(last_steps) <= np.max(last_steps) < points):
         raise ValueError(
-            f"lengths must be between 0 and {points - 1} steps, got {np.min(lengths)} to {np.max(lengths)}"
+            f"last_steps must be between 0 and {points - 1} steps, got {np.min(last_steps)} to {np.max(last_steps)}"
         )
-    hessian = full_hessians(hessian, x, gradient, lengths)
-    seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
+    hessian = full_hessians(hessian, x, gradient, last_steps)
+    seen = jnp.arange(points, dtype=last_steps.dtype)[None, :] <= last_steps[:, None]
     check_values({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
-    paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
+    paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, last_steps.astype(jnp.int32))
     if scheme is None:
         scheme = default_scheme(paths)
-    samples = _weigh_at(paths, floats_to_arrays(scheme, x.dtype), jnp.asarray(stops))
+    samples = weigh_at(paths, scheme, stops)
     check_fine_enough(samples.weight, samples.observed, scheme)
     return samples
+
+
+def weigh_at(paths: Path, scheme: Scheme, stops: Int[Any, "episodes times"]) -> Samples:
+    """Weigh a batch of paths at the rows `stops` of each; neither the paths nor the weights are checked."""
+    return _weigh_at(paths, floats_to_arrays(scheme, paths.x.dtype), jnp.asarray(stops))
 
 
 @eqx.filter_jit
@@ -89,7 +94,7 @@ def _weigh_at(paths: Path, scheme: Scheme, stops: Int[Array, "episodes times"]) 
     def episode(path: Path, at: Int[Array, " times"]) -> tuple[Array, ...]:
         row = jnp.minimum(at, path.num_steps)
         point = Point(path.x[row], path.gradient[row], path.hessian[row])
-        return masked(point, weigh(path, scheme)[row], at <= path.length)
+        return masked(point, weigh(path, scheme)[row], at <= path.last_step)
 
     return Samples(*jax.vmap(episode)(paths, stops))
 

@@ -46,7 +46,7 @@ def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
         return state, scheme.weight(state)
 
     _, weights = lax.scan(body, scheme.init(dim, dtype), (before, after))
-    check_fine_enough(weights, jnp.arange(1, path.num_steps + 1, dtype=path.length.dtype) <= path.length, scheme)
+    check_fine_enough(weights, jnp.arange(1, path.num_steps + 1, dtype=path.last_step.dtype) <= path.last_step, scheme)
     return jnp.concatenate([jnp.zeros((1, dim), dtype), weights])
 
 

@@ -206,9 +206,9 @@ def with_and_without_restarts(key):
 def test_lengths_are_geometric_and_independent_of_the_path(key):
     p, num_steps, episodes = RESTART, 10, 20_000
     whole, part = with_and_without_restarts(jax.random.split(key, episodes))
-    assert np.all(np.asarray(whole.length) >= num_steps)
+    assert np.all(np.asarray(whole.last_step) >= num_steps)
 
-    lengths = np.asarray(part.length)
+    lengths = np.asarray(part.last_step)
     cells = np.minimum(lengths, 20)
     expected = episodes * np.append(p * (1 - p) ** np.arange(20), (1 - p) ** 20)
     assert stats.chisquare(np.bincount(cells, minlength=21), expected).pvalue > 1e-4

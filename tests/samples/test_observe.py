@@ -80,7 +80,7 @@ def stored(d, dtype, scheme, episodes=50):
         return paths, jax.vmap(lambda path: mj.weigh(path, scheme))(paths)
 
     paths, weights = paths_and_weights(*floats_to_arrays((learner_of(d, dtype), scheme), dtype))
-    observed = jnp.asarray(np.arange(LAST + 1) <= np.asarray(paths.length)[:, None])
+    observed = jnp.asarray(np.arange(LAST + 1) <= np.asarray(paths.last_step)[:, None])
     assert 0 < observed[:, -1].sum() < episodes
     weights = jnp.where(observed[:, :, None], weights, jnp.nan)
     return mj.Samples(paths.x, paths.gradient, paths.hessian, weights, observed)
@@ -328,7 +328,7 @@ def test_recorded_lengths():
         for name in ("x", "gradient", "hessian")
         for leaf in [getattr(recorded(), name)]
     }
-    samples, whole = weigh_recorded(lengths=lengths, **spoilt), weigh_recorded()
+    samples, whole = weigh_recorded(last_steps=lengths, **spoilt), weigh_recorded()
     observed = np.asarray([3, 8]) <= lengths[:, None]
     np.testing.assert_array_equal(samples.observed, observed)
     for field in ("x", "gradient", "hessian", "weight"):
@@ -394,9 +394,9 @@ BAD = {
     r"times must lie inside the recorded paths, which end at 0\.16, got 0\.18": lambda: weigh_recorded(
         times=[0.02, 0.18]
     ),
-    r"lengths must have shape \(6\), got \(2,\)": lambda: weigh_recorded(lengths=[1, 2]),
-    r"lengths must be between 0 and 8 steps, got 0 to 9": lambda: weigh_recorded(lengths=[8, 9, 0, 1, 1, 1]),
-    r"lengths must be whole numbers of steps, got dtype float": lambda: weigh_recorded(lengths=np.ones(6)),
+    r"last_steps must have shape \(6\), got \(2,\)": lambda: weigh_recorded(last_steps=[1, 2]),
+    r"last_steps must be between 0 and 8 steps, got 0 to 9": lambda: weigh_recorded(last_steps=[8, 9, 0, 1, 1, 1]),
+    r"last_steps must be whole numbers of steps, got dtype float": lambda: weigh_recorded(last_steps=np.ones(6)),
     r"x must be finite where observed; first bad value at episode 4, step 2 \(1 in all\)": lambda: weigh_recorded(
         **spoiled("x", 4, 2)
     ),

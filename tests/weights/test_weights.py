@@ -464,7 +464,7 @@ def test_window_that_begins_late():
     late = mj.weigh(path, mj.FixedWindow(jnp.asarray([0.0] * 5 + [1.0] * 15)))
     assert np.all(late[:6] == 0)
     x, g, H = (leaf[5:] for leaf in (path.x, path.gradient, path.hessian))
-    short = mj.Path(x, g, H, path.step_size, path.inverse_temperature, path.length)
+    short = mj.Path(x, g, H, path.step_size, path.inverse_temperature, path.last_step)
     np.testing.assert_allclose(late[6:], mj.weigh(short, mj.Reciprocal())[1:], rtol=1e-12)
 
 
