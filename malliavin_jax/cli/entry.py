@@ -12,11 +12,11 @@ import numpy as np
 from .. import __version__
 
 _DATA = """DATA is a .npz file or a folder of .npy files with the arrays
-  x         (episodes, points, d)      row k: the position after k steps
-  gradient  (episodes, points, d)      row k: the gradient used there
-  hessian   (episodes, points, d, d)   or (episodes, points, d), its diagonal
-  step_size, inverse_temperature       numbers, or one for each episode
-  last_steps (episodes,)               steps that each episode made, if they differ
+  x           (episodes, points, d)      row k: the position after k steps
+  gradient    (episodes, points, d)      row k: the gradient used there
+  hessian     (episodes, points, d, d)   or (episodes, points, d), its diagonal
+  step_size, inverse_temperature         numbers, or one for each episode
+  last_steps  (episodes,)                steps that each episode made, if they differ
 or one long log, x and gradient (rows, d), with starts, the rows at which episodes start.
 """
 _AXIS = 100_000  # points of a grid on one axis

@@ -34,6 +34,7 @@ from ..recovery.loss import Loss
 from ..samples.samples import Samples
 from ..samples.simulated import observe
 from ..weights.canonical import Canonical
+from ..weights.scheme import Scheme
 from ..weights.windowed import Reciprocal
 from .pictures import picture
 
@@ -80,6 +81,13 @@ FULL = Extent(episodes=5000, chains=256, fresh_chains=8, steps=2300, burn_in=300
 FAST = Extent(episodes=1000, chains=32, fresh_chains=4, steps=600, burn_in=100)
 
 
+class Observed(NamedTuple):
+    """The same episodes, weighed as this library does and as the paper does."""
+
+    ours: Samples
+    paper: Samples
+
+
 class Fields(NamedTuple):
     """The estimators by name: on a bank of samples, and on fresh episodes at every step."""
 
@@ -111,14 +119,13 @@ def reproduce(out: Path, *, seed: int = 0, fast: bool = False, say: Callable[[st
     learner = ForwardLearner(potential, Normal(), STEP_SIZE)
     observing, on_bank, on_fresh = jax.random.split(jax.random.key(seed), 3)
 
-    say(f"observing {extent.episodes} episodes at s = {TIME}; choosing the length and fitting the control")
-    fields = _observe_and_fit(observing, learner, extent)
+    say(f"observing {extent.episodes} episodes at s = {TIME}")
+    observed = _observe(observing, learner, extent)
+    say("choosing the length and fitting the control")
+    fields = _fit(observed, learner, extent)
     say("estimating the gradient on a grid")
     grid = _estimate_on_grid(fields, potential)
-    chains = Chains(
-        bank={n: _run(on_bank, f"bank, {n}", field, extent, say) for n, field in fields.bank.items()},
-        fresh={n: _run(on_fresh, f"fresh episodes, {n}", field, extent, say) for n, field in fields.fresh.items()},
-    )
+    chains = _run_all(on_bank, on_fresh, fields, extent, say)
     losses = {name: _recover(chain) for name, chain in chains.bank.items()}
     results = {
         "settings": _settings(seed, extent, fields.length),
@@ -139,19 +146,22 @@ def reproduce(out: Path, *, seed: int = 0, fast: bool = False, say: Callable[[st
     return results
 
 
-def _observe_and_fit(key: Key, learner: ForwardLearner, extent: Extent) -> Fields:
-    """The estimators, from the same episodes under their own weight schemes."""
-    samples, literal = (
-        observe(key, learner, num_episodes=extent.episodes, times=[TIME], scheme=scheme)
-        for scheme in (Canonical(), PAPER_SCHEME)
-    )
-    ours = MalliavinField(samples)
+def _observe(key: Key, learner: ForwardLearner, extent: Extent) -> Observed:
+    def weighed(scheme: Scheme) -> Samples:
+        return observe(key, learner, num_episodes=extent.episodes, times=[TIME], scheme=scheme)
+
+    return Observed(ours=weighed(Canonical()), paper=weighed(PAPER_SCHEME))
+
+
+def _fit(observed: Observed, learner: ForwardLearner, extent: Extent) -> Fields:
+    """The estimators; on fresh episodes, which are too few to choose a length from, with the length of the bank."""
+    ours = MalliavinField(observed.ours)
     length = ours.localizer.length if isinstance(ours.localizer, Laplace) else 0.5
     return Fields(
         bank={
             OURS: ours,
-            PAPER: LiteralField(literal, learner, extent.episodes),
-            KERNEL: NadarayaWatson(samples),
+            PAPER: LiteralField(observed.paper, learner, extent.episodes),
+            KERNEL: NadarayaWatson(observed.ours),
             EXACT: TrueField(learner.potential),
         },
         fresh={
@@ -168,24 +178,31 @@ def _estimate_on_grid(fields: Fields, potential: Quartic) -> Grid:
     return Grid(alphas, estimates, jax.vmap(potential.gradient)(alphas))
 
 
-def _run(key: Key, name: str, field: Any, extent: Extent, say: Callable[[str], None]) -> Chain:
-    """The passive chain that a field drives; fewer of them where a step costs more."""
-    chains = extent.chains
-    if isinstance(field, LiteralField | NadarayaWatson):  # they look at every sample at every step
-        chains = extent.chains // 4
-    if isinstance(field, FreshField) or (isinstance(field, LiteralField) and field.observed is None):
-        chains = extent.fresh_chains
-    say(f"running {chains} chains of {extent.steps} steps: {name}")
-    chain = passive_langevin(
-        key,
-        field,
-        jnp.zeros((chains, 1)),
-        num_steps=extent.steps,
-        burn_in=extent.burn_in,
-        step_size=ETA,
-        inverse_temperature=BETA,
+def _run_all(on_bank: Key, on_fresh: Key, fields: Fields, extent: Extent, say: Callable[[str], None]) -> Chains:
+    """The passive chains; fewer of them where a step costs more."""
+
+    def run(key: Key, name: str, field: Any, chains: int) -> Chain:
+        say(f"running {chains} chains of {extent.steps} steps: {name}")
+        chain = passive_langevin(
+            key,
+            field,
+            jnp.zeros((chains, 1)),
+            num_steps=extent.steps,
+            burn_in=extent.burn_in,
+            step_size=ETA,
+            inverse_temperature=BETA,
+        )
+        return jax.block_until_ready(chain)
+
+    def chains_for(field: Any) -> int:  # a field that looks at every sample at every step gets a quarter
+        return extent.chains // 4 if isinstance(field, LiteralField | NadarayaWatson) else extent.chains
+
+    return Chains(
+        bank={n: run(on_bank, f"bank, {n}", field, chains_for(field)) for n, field in fields.bank.items()},
+        fresh={
+            n: run(on_fresh, f"fresh episodes, {n}", field, extent.fresh_chains) for n, field in fields.fresh.items()
+        },
     )
-    return jax.block_until_ready(chain)
 
 
 def _recover(chain: Chain) -> Loss:
