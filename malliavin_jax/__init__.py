@@ -9,6 +9,8 @@ from . import (
     kernel as kernel,
     learner as learner,
     potentials as potentials,
+    recording as recording,
+    recovery as recovery,
     samples as samples,
     weights as weights,
     wiener as wiener,
@@ -40,14 +42,13 @@ from .learner import (
 )
 from .potentials import Polynomial as Polynomial, Potential as Potential
 from .recording import (
-    Consistency as Consistency,
-    LearnerReport as LearnerReport,
     Recording as Recording,
     consistency as consistency,
     split_log as split_log,
 )
 from .recovery import (
     Loss as Loss,
+    loss_from_estimates as loss_from_estimates,
     loss_from_field as loss_from_field,
     loss_from_samples as loss_from_samples,
 )

@@ -1,6 +1,6 @@
 """Hessians of recorded episodes: full, from diagonals, or from secants in one dimension."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,16 +67,34 @@ def _check_smooth(x: Array, gradient: Array, last_steps: Array) -> None:
     """Refuse gradients that change as much over a short move as over a long one."""
     if not is_concrete(x, gradient, last_steps):
         return
+    slopes = secant_slopes(x, gradient, last_steps)
+    if slopes is not None and slopes.noisy:
+        raise ValueError(
+            f"hessian must be given: the gradients are too noisy for secants (|Δg|/|ΔX| has median {slopes.short:.3g} "
+            f"over the shortest tenth of the moves, {slopes.long:.3g} over the longest; without noise these are equal)"
+        )
+
+
+class SecantSlopes(NamedTuple):
+    """Medians of |Δg|/|ΔX| over the shortest and over the longest tenth of the moves: equal for exact gradients."""
+
+    short: float
+    long: float
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the gradients are too noisy for secants."""
+        return self.short > _ROUGHNESS * self.long
+
+
+def secant_slopes(x: Any, gradient: Any, last_steps: Any) -> SecantSlopes | None:
+    """How steep the secants along recorded one-dimensional paths are; None with too few moves to tell."""
     seen = np.arange(1, x.shape[1])[None, :] <= np.asarray(last_steps)[:, None]
     moves, changes = (np.abs(np.diff(np.asarray(array)[..., 0], axis=1))[seen] for array in (x, gradient))
     order = np.argsort(moves)
     order = order[moves[order] > 0]
     tenth = len(order) // 10
     if tenth < 20:
-        return  # too few to tell
+        return None
     short, long = (float(np.median(changes[part] / moves[part])) for part in (order[:tenth], order[-tenth:]))
-    if short > _ROUGHNESS * long:
-        raise ValueError(
-            f"hessian must be given: the gradients are too noisy for secants (|Δg|/|ΔX| has median {short:.3g} over "
-            f"the shortest tenth of the moves, {long:.3g} over the longest; without noise these are equal)"
-        )
+    return SecantSlopes(short, long)

@@ -173,7 +173,7 @@ def test_lowers_for_every_platform(name):
 
 # What is no program of the device: results, protocols, what runs on the host, and an optax rule that holds its key.
 HOST = {
-    "Chain", "Consistency", "Estimate", "LearnerReport", "Loss", "Path", "Samples",
+    "Chain", "Estimate", "Loss", "Path", "Samples",
     "Potential", "Recording", "accumulate", "consistency",
     "langevin", "split_log",
 }  # fmt: skip
