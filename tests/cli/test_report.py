@@ -4,7 +4,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "figures" / "report.py"
 
 
 def test_the_page(tmp_path):
