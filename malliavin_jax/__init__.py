@@ -40,7 +40,7 @@ from .learner import (
     initial as initial,
     simulate as simulate,
 )
-from .potentials import Polynomial as Polynomial, Potential as Potential
+from .potentials import Potential as Potential
 from .recording import (
     Recording as Recording,
     consistency as consistency,

@@ -62,7 +62,9 @@ class LiteralField(eqx.Module):
             assert key is not None
             samples = observe(key, self.learner, num_episodes=self.num_episodes, times=[TIME], scheme=PAPER_SCHEME)
         at = jnp.clip(alpha, -EDGE, EDGE)
-        estimate = conditional_expectation(samples, samples.gradient, samples.hessian, at, Heaviside())
+        estimate = conditional_expectation(
+            samples, samples.gradient, samples.require_hessian("LiteralField"), at, Heaviside()
+        )
         value = jnp.where(alpha == at, jnp.clip(estimate.value, -LIMIT, LIMIT), LIMIT * jnp.sign(alpha))
         return eqx.tree_at(lambda e: e.value, estimate, value)
 

@@ -9,6 +9,7 @@ from ..estimate.localizers import AbstractLocalizer
 from ..estimate.ratio import Estimate
 from ..learner.learner import ForwardLearner, initial_shape
 from ..potentials.base import AbstractPotential
+from ..potentials.products import MatrixFree
 from ..samples.simulated import observe_steps
 from ..samples.summary import box
 from ..weights.canonical import Canonical
@@ -36,7 +37,7 @@ class TrueField(eqx.Module):
         ```
     """
 
-    potential: AbstractPotential
+    potential: AbstractPotential | MatrixFree
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         value = self.potential.gradient(alpha)

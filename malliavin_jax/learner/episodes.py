@@ -197,7 +197,7 @@ def march(key: Key, learner: ForwardLearner, stops: Sequence[int], fold: Fold) -
         return jax.tree.map(put, readings, one.read(packed))
 
     shapes = jax.eval_shape(one.read, one.start)
-    empty = jax.tree.map(lambda leaf: jnp.zeros((schedule.count, *leaf.shape), leaf.dtype), shapes)
+    empty = jax.tree.map(lambda leaf: jnp.zeros((schedule.number, *leaf.shape), leaf.dtype), shapes)
     (_, readings), _ = lax.scan(to_next_row, (one.start, empty), schedule.rows)
     return readings, episode.last_step()
 

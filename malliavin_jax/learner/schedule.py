@@ -41,7 +41,7 @@ class UnevenStops(NamedTuple):
     """Any stops: the rows, the number of stops, and whether every row is a whole block."""
 
     rows: Rows
-    count: int
+    number: int
     whole_blocks: bool
 
 
@@ -56,6 +56,10 @@ def make_schedule(stops: Sequence[int], width: int) -> EvenStops | UnevenStops:
     start, stop = np.append(0, cuts[cuts > 0])[:-1], cuts[cuts > 0]
     block = start // width
     slot = np.where(np.isin(stop, steps), np.searchsorted(steps, stop), NOWHERE)
-    columns = Rows(block, start - width * block, stop - width * block, stop // width, slot)
-    whole = bool(np.all(columns.end - columns.begin == width))
-    return UnevenStops(Rows(*(jnp.asarray(column.astype(np.int32)) for column in columns)), len(steps), whole)
+    begin, end = start - width * block, stop - width * block
+
+    def column(numbers: np.ndarray) -> Array:
+        return jnp.asarray(numbers.astype(np.int32))
+
+    rows = Rows(column(block), column(begin), column(end), column(stop // width), column(slot))
+    return UnevenStops(rows, len(steps), bool(np.all(end - begin == width)))

@@ -33,7 +33,7 @@ class Polynomial(AbstractPotential):
         import jax.numpy as jnp
         import malliavin_jax as mj
 
-        cubic = mj.Polynomial([1.0, 2.0], [[3], [1]])  # x³ + 2x
+        cubic = mj.potentials.Polynomial([1.0, 2.0], [[3], [1]])  # x³ + 2x
         cubic.gradient(jnp.array([1.0]))  # [5.]
         ```
     """
@@ -117,7 +117,7 @@ class Polynomial(AbstractPotential):
             loss = mj.potentials.Quartic()
             x = jnp.linspace(-2.0, 2.0, 50)[:, None]
             gradient, hessian = x**3 + x, (3 * x**2 + 1)[:, :, None]
-            fitted = mj.Polynomial.fit(x, gradient, hessian, degree=4)
+            fitted = mj.potentials.Polynomial.fit(x, gradient, hessian, degree=4)
             fitted.gradient(jnp.array([1.0])), loss.gradient(jnp.array([1.0]))  # both 2, up to rounding
             ```
         """

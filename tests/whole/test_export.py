@@ -59,7 +59,7 @@ def potentials(x):
 
 
 def polynomial(s):
-    fit = mj.Polynomial.fit(s.x[:, 0], s.gradient[:, 0], s.hessian[:, 0], degree=4)
+    fit = mj.potentials.Polynomial.fit(s.x[:, 0], s.gradient[:, 0], s.hessian[:, 0], degree=4)
     return fit.gradient(jnp.zeros(2, jnp.float32))
 
 
