@@ -15,7 +15,6 @@ import pytest
 from logs import gradient, quartic_log
 
 import malliavin_jax as mj
-from malliavin_jax import kernel
 from malliavin_jax.potentials import Quartic
 from malliavin_jax.samples.hessians import secant_hessians
 
@@ -215,7 +214,8 @@ def test_stopping_by_the_path_biases_long_localizers_and_not_the_short_one(seed)
 
 
 def test_the_short_localizer_is_as_long_as_a_kernel(monkeypatch):
-    monkeypatch.setattr(kernel, "cross_validated_bandwidth", lambda samples, degree: 0.3 if degree == 0 else None)
+    home = sys.modules[mj.short_localizer.__module__]
+    monkeypatch.setattr(home, "cross_validated_bandwidth", lambda samples, degree: 0.3 if degree == 0 else None)
     for d, expected in ((1, mj.Laplace(0.3)), (2, mj.Gaussian(0.3, 0.075)), (3, mj.Gaussian(0.3, 0.075))):
         x = jnp.zeros((2, 1, d))
         samples = mj.Samples(x, x, jnp.zeros((2, 1, d, d)), x, jnp.ones((2, 1), bool))

@@ -154,6 +154,10 @@ CASES = {
         lambda x: mj.loss_from_samples(x, inverse_temperature=1.0, bins=8, range=(-1.0, 1.0)),
         (POSITIONS,),
     ),
+    "loss_from_estimates": lambda: (
+        lambda grid: mj.loss_from_estimates(jax.vmap(mj.TrueField(mj.potentials.Quartic()))(grid[:, None]), grid),
+        (jnp.linspace(-1, 1, 9, dtype=jnp.float32),),
+    ),
     "loss_from_field": lambda: (
         lambda grid: mj.loss_from_field(mj.TrueField(mj.potentials.Quartic()), grid),
         (jnp.linspace(-1, 1, 9, dtype=jnp.float32),),
