@@ -88,7 +88,7 @@ class Episode(NamedTuple):
         if is_static_zero(self.learner.restart_probability):
             return jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32)
         survive = jnp.log1p(-jnp.asarray(self.learner.restart_probability, self.dtype))
-        u = 1 - random.uniform(self.words, random.LENGTH, self.dtype)  # in (0, 1]: its logarithm is finite
+        u = 1 - random.uniform(self.words, random.LAST_STEP, self.dtype)  # in (0, 1]: its logarithm is finite
         return jnp.minimum(jnp.floor(jnp.log(u) / survive), 2.0**30).astype(jnp.int32)
 
 

@@ -21,7 +21,7 @@ from .._base.types import Key, Scalar, Vector
 
 # The high word of the counter says what the numbers are for: (ξ, gradient noise, minibatch) of the first point and of
 # the later ones, the last step of the episode, and the key of its initial law.
-FIRST, LATER, LENGTH, INITIAL = (0, 1, 2), (3, 4, 5), 6, 7
+FIRST, LATER, LAST_STEP, INITIAL = (0, 1, 2), (3, 4, 5), 6, 7
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
