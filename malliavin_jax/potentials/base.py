@@ -70,6 +70,13 @@ class Static(eqx.Module):
         return self.function(*arguments)
 
 
+def part_of_tree(name: str, function: Any) -> Callable:
+    """A callable as part of a PyTree: a plain function as static structure, one that is a PyTree as it is."""
+    if not callable(function):
+        raise ValueError(f"{name} must be callable, got {function!r}")
+    return Static(function) if jax.tree_util.all_leaves([function]) else function
+
+
 class AbstractMinibatchPotential(AbstractPotential):
     """A potential that is a sum over data, of which a learner may see a random batch at each step.
 
@@ -155,11 +162,9 @@ class Potential(AbstractPotential):
     _hessian: Callable
 
     def __init__(self, value: Callable, gradient: Callable, hessian: Callable):
-        for name, function in (("value", value), ("gradient", gradient), ("hessian", hessian)):
-            if not callable(function):
-                raise ValueError(f"{name} must be callable, got {function!r}")
-            is_plain = jax.tree_util.all_leaves([function])
-            setattr(self, f"_{name}", Static(function) if is_plain else function)
+        self._value = part_of_tree("value", value)
+        self._gradient = part_of_tree("gradient", gradient)
+        self._hessian = part_of_tree("hessian", hessian)
 
     def value(self, x: Vector) -> Scalar:
         return self._value(x)

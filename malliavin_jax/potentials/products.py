@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 
 from .._base.types import Matrix, Scalar, Vector
-from .base import Static
+from .base import part_of_tree
 
 
 class HessianProduct(eqx.Module):
@@ -71,10 +70,9 @@ class MatrixFree(eqx.Module):
     _product: Callable
 
     def __init__(self, value: Callable, gradient: Callable, product: Callable):
-        for name, function in (("value", value), ("gradient", gradient), ("product", product)):
-            if not callable(function):
-                raise ValueError(f"{name} must be callable, got {function!r}")
-            setattr(self, f"_{name}", Static(function) if jax.tree_util.all_leaves([function]) else function)
+        self._value = part_of_tree("value", value)
+        self._gradient = part_of_tree("gradient", gradient)
+        self._product = part_of_tree("product", product)
 
     def value(self, x: Vector) -> Scalar:
         """L(x)."""
