@@ -518,7 +518,6 @@ def test_the_true_field_is_exact():
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.usefixtures("no_type_checks")
 def test_a_field_asks_for_hessians(first):
     without = eqx.tree_at(lambda s: s.hessian, first, None)
     for build in (MalliavinField, lambda samples: MalliavinField(samples, Laplace(0.5), Quadratic())):
@@ -527,6 +526,7 @@ def test_a_field_asks_for_hessians(first):
     assert isinstance(mj.short_localizer(take(without, 0, 200)), Laplace)
 
 
+@pytest.mark.usefixtures("no_type_checks")
 def test_bad_input(first, plane_bank):
     samples = first
     for word in ("automatic", "Laplace"):
