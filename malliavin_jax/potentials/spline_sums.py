@@ -1,0 +1,134 @@
+"""What a spline fit must know of its data: sums over the points of each cell, which add, stream, shard and forget.
+
+With s ∈ [−1, 1]^d the place of a point in its cell, P_k the product of Legendre polynomials of orders k, and w its
+weight, the sums are, for each cell,
+
+    Σ w P_k(s), k ≤ 10 along each axis;   Σ w g_i P_k(s) and Σ w H_ij P_k(s), k ≤ 5 along each axis.
+
+The normal equations of least squares on gradients and Hessians are linear in them (see `spline_fit.py`), for every
+smoothing and every weighing of gradients against Hessians: no design matrix is ever formed, and no point is needed
+twice. Sums of two data sets on one mesh are added; a sum multiplied by a factor below one forgets.
+"""
+
+import functools
+import itertools
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from .._base.types import Scalar, Vector
+from .bspline import DEGREE, SUPPORT, legendre_values
+
+
+class SplineSums(eqx.Module):
+    """Sums on a mesh of `intervals` cells along each axis of the box from `low` to `high`."""
+
+    low: Vector
+    high: Vector
+    moments: Float[Array, "cells k10"]
+    gradient: Float[Array, "cells k5 d"]
+    hessian: Float[Array, "cells k5 pairs"]  # the pairs (i, j), i ≤ j
+    gradient_squares: Float[Array, " d"]
+    hessian_squares: Float[Array, " pairs"]
+    points: Scalar  # the sum of the weights
+    hessians: Scalar  # the same over points with a Hessian: all of them, or 0
+    intervals: tuple[int, ...] = eqx.field(static=True)
+
+    @property
+    def dim(self) -> int:
+        return len(self.intervals)
+
+    def __add__(self, other: "SplineSums") -> "SplineSums":
+        return self._with(jax.tree.map(jnp.add, self.totals(), other.totals()))
+
+    def scaled(self, factor: float | Scalar) -> "SplineSums":
+        """Every sum times `factor`."""
+        return self._with(jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), self.totals()))
+
+    def totals(self) -> tuple[Array, ...]:
+        return tuple(getattr(self, name) for name in _TOTALS)
+
+    def _with(self, totals: tuple[Array, ...]) -> "SplineSums":
+        return eqx.tree_at(SplineSums.totals, self, totals)
+
+
+_TOTALS = (
+    "moments", "gradient", "hessian", "gradient_squares", "hessian_squares", "points", "hessians",
+)  # fmt: skip
+
+
+def no_sums(low: Vector, high: Vector, intervals: tuple[int, ...]) -> SplineSums:
+    """The sums over no points."""
+    d, cells, dtype = len(intervals), math.prod(intervals), low.dtype
+    local, pairs = SUPPORT**d, d * (d + 1) // 2
+    shapes = ((cells, (2 * DEGREE + 1) ** d), (cells, local, d), (cells, local, pairs), (d,), (pairs,), (), ())
+    return SplineSums(low, high, *(jnp.zeros(shape, dtype) for shape in shapes), intervals=intervals)
+
+
+def sums_of_points(
+    mesh: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array
+) -> tuple[Array, ...]:
+    """The totals of some points: x and gradient (n, d), hessian (n, d, d) or None, weights (n,).
+
+    Where a weight is 0 the data may hold NaN. Points outside the box are left out: no cell holds them.
+    """
+    d, cells = mesh.dim, math.prod(mesh.intervals)
+    counts = jnp.asarray(mesh.intervals, x.dtype)
+    t = (x - mesh.low[None]) / (mesh.high - mesh.low)[None] * counts[None]
+    used = (weights > 0) & jnp.all((t >= 0) & (t <= counts[None]), 1)
+    t = jnp.where(used[:, None], t, 0)
+    cell = jnp.minimum(jnp.floor(t), counts[None] - 1)
+    s = 2 * (t - cell) - 1
+    flat = jnp.ravel_multi_index(tuple(cell.astype(jnp.int32).T), mesh.intervals, mode="clip")
+    w = jnp.where(used, weights, 0)
+    axes = [legendre_values(s[:, i], 2 * DEGREE) for i in range(d)]
+    local = _outer([axis[:, :SUPPORT] for axis in axes])
+    g = jnp.where(used[:, None], gradient, 0)
+    columns = [g]
+    if hessian is not None:
+        H = jnp.where(used[:, None, None], hessian, 0)
+        columns.append(jnp.stack([(H[:, i, j] + H[:, j, i]) / 2 for i in range(d) for j in range(i, d)], 1))
+    y = jnp.concatenate(columns, 1)
+    rows = [_outer(axes), (local[:, :, None] * y[:, None, :]).reshape(len(x), -1), jnp.ones_like(w)[:, None], y**2]
+    ends = list(itertools.accumulate(row.shape[1] for row in rows))[:-1]
+    added = jax.ops.segment_sum(jnp.concatenate(rows, 1) * w[:, None], flat, cells)
+    moments, products, counts_of_cells, squares = jnp.split(added, ends, 1)
+    products, squares = products.reshape(cells, -1, y.shape[1]), jnp.sum(squares, 0)
+    points = jnp.sum(counts_of_cells)
+    if hessian is None:
+        rest = jnp.zeros_like(mesh.hessian), jnp.zeros_like(mesh.hessian_squares), jnp.zeros_like(points)
+    else:
+        rest = products[..., d:], squares[d:], points
+    by_hessian, hessian_squares, hessians = rest
+    return moments, products[..., :d], by_hessian, squares[:d], hessian_squares, points, hessians
+
+
+def _outer(axes: list[Array]) -> Array:
+    """Row by row the outer product of the axes, flattened, the last axis running fastest."""
+    return functools.reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(a.shape[0], -1), axes)
+
+
+@functools.partial(jax.jit, static_argnames=("chunk_size",))
+def add_points(
+    sums: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array, *, chunk_size: int = 4096
+) -> SplineSums:
+    """`sums` with points added, chunk by chunk, each total with what rounding takes from it kept beside."""
+    n = x.shape[0]
+    chunks = -(-n // chunk_size)
+
+    def tiles(array: Array) -> Array:
+        filled = jnp.pad(array, [(0, chunks * chunk_size - n)] + [(0, 0)] * (array.ndim - 1))
+        return filled.reshape(chunks, chunk_size, *array.shape[1:])
+
+    def add(carry: tuple, part: tuple) -> tuple[tuple, None]:
+        total, rest = carry
+        return two_sum(total, rest, sums_of_points(sums, *part)), None
+
+    zero = jax.tree.map(jnp.zeros_like, sums.totals())
+    parts = (tiles(x), tiles(gradient), None if hessian is None else tiles(hessian), tiles(weights))
+    (total, rest), _ = lax.scan(add, (sums.totals(), zero), parts)
+    return sums._with(jax.tree.map(jnp.add, total, rest))
