@@ -7,7 +7,6 @@ told. It prints the table, and writes results/accuracy.json and results/accuracy
 rows of these, `--ours` measures this library alone and keeps the kernels' numbers, which come from the same data.
 """
 
-import argparse
 import functools
 import json
 import time
@@ -16,12 +15,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
-from _timing import RESULTS, machine, save
+from common import DEGREES, RESULTS, evaluate, exponent, kernel_field, machine, oracle, parser, save, sweep
+from figures.errors import draw
 
 import malliavin_jax as mj
-from malliavin_jax import kernel
 
 TIME, STEP_SIZE = 0.8, 0.01
 MANY = 16  # conditioning times, evenly spaced
@@ -29,7 +27,6 @@ NOISES = (0.0, 0.5, 2.0, 10.0)
 SIZES = (1_000, 10_000, 100_000)  # episodes
 SETS = {1: (32, 16, 16), 2: (8, 4, 3), 3: (8, 4, 2)}  # data sets of each size, by dimension
 LENGTHS = np.geomspace(0.02, 6.0, 16)
-DEGREES = {0: "Nadaraya–Watson", 1: "local linear", 2: "local quadratic", 3: "local cubic"}
 PAPER = mj.Reciprocal(third="ito", jacobian="exponential")
 
 
@@ -74,27 +71,11 @@ def cases():
     }
 
 
-@eqx.filter_jit
-def estimate(field, alphas):
-    return jax.lax.map(field, alphas, batch_size=8)
-
-
-def evaluate(field, alphas):
-    return estimate(field, alphas).value
-
-
-def bandwidth_of(field):
-    return field.bandwidth
+ORDER = [(name, episodes, noise) for name in cases() for episodes in SIZES for noise in NOISES]
 
 
 def length_of(field):
     return field.localizer.length
-
-
-@eqx.filter_jit
-def sweep(field, alphas, sizes, where):
-    """The field with each of `sizes` for its bandwidth or length; `where` is static, one function for all calls."""
-    return jax.lax.map(lambda size: evaluate(eqx.tree_at(where, field, size), alphas), sizes)
 
 
 @jax.jit
@@ -106,12 +87,6 @@ def paper_estimate(samples, alphas):
 def bandwidths(noise):
     """In units of the spread of the positions; without noise a kernel nearly interpolates, at a very short one."""
     return np.geomspace(0.003, 0.6, 12) if noise == 0 else np.geomspace(0.03, 4.0, 12)
-
-
-def kernel_field(samples, degree, bandwidth):
-    if degree == 0:
-        return kernel.NadarayaWatson(samples, bandwidth)
-    return kernel.LocalPolynomial(samples, bandwidth, degree)
 
 
 def one_cell(case, noise, episodes, sets, seed, *, kernels=True, cross_validate):
@@ -133,13 +108,13 @@ def one_cell(case, noise, episodes, sets, seed, *, kernels=True, cross_validate)
         scale = float(jnp.std(samples.x))
         ours = mj.MalliavinField(samples)
         plain = mj.MalliavinField(samples, control=None)
-        result = estimate(ours, case.alphas)
+        result = evaluate(ours, case.alphas)
         note("this library", result.value)
         hits.append(np.mean(np.abs(np.asarray(result.value - truth)) < 1.96 * np.asarray(result.stderr)))
-        note("without control", evaluate(plain, case.alphas))
+        note("without control", evaluate(plain, case.alphas).value)
         if episodes < 100_000:
             times = np.round(np.linspace(*case.many, MANY) / STEP_SIZE) * STEP_SIZE
-            note("many times", evaluate(mj.MalliavinField(look(times=times)), case.alphas))
+            note("many times", evaluate(mj.MalliavinField(look(times=times)), case.alphas).value)
         if d == 1 and kernels:
             with_length = mj.MalliavinField(samples, mj.Laplace(1.0), control=None)
             # The sorted form is made for one length: the dense one serves a sweep.
@@ -149,15 +124,10 @@ def one_cell(case, noise, episodes, sets, seed, *, kernels=True, cross_validate)
             note("the paper, literally", paper_estimate(look(times=[case.time], scheme=PAPER), case.alphas))
         for degree, name in DEGREES.items() if kernels else ():
             widths = jnp.asarray(scale * bandwidths(noise), samples.x.dtype)
-            note(
-                f"{name}, oracle",
-                sweep(kernel_field(samples, degree, 1.0), case.alphas, widths, bandwidth_of),
-            )
+            note(f"{name}, oracle", sweep(kernel_field(samples, degree, 1.0), case.alphas, widths))
             if cross_validate and k == 0:
-                note(f"{name}, cross-validated", evaluate(kernel_field(samples, degree, "auto"), case.alphas))
-    # An oracle knows the one size that is best on average over the data sets.
-    errors = {name: float(np.sqrt(np.min(np.mean(rows, 0)))) for name, rows in squares.items()}
-    return errors, float(np.mean(hits))
+                note(f"{name}, cross-validated", evaluate(kernel_field(samples, degree, "auto"), case.alphas).value)
+    return {name: oracle(sets)[0] for name, sets in squares.items()}, float(np.mean(hits))
 
 
 def best(row, names):
@@ -191,91 +161,56 @@ def slopes(rows):
         for noise in (n for n in NOISES if n > 0):
             mine = [row for row in rows if row["case"] == name and row["noise"] == noise]
             if len(mine) == len(SIZES):
-                points = [(row["episodes"], row["rmse"]["this library"]) for row in mine]
-                found[f"{name}, noise {noise:g}"] = float(np.polyfit(*np.log(np.transpose(points)), 1)[0])
+                sizes, errors = zip(*[(row["episodes"], row["rmse"]["this library"]) for row in mine], strict=True)
+                found[f"{name}, noise {noise:g}"] = exponent(sizes, errors)
     if found:
         found["mean"] = float(np.mean(list(found.values())))
     return found
 
 
-def plot(rows):
-    """Errors against N at noise 2, one panel a loss."""
-    names = list(dict.fromkeys(row["case"] for row in rows))
-    columns = min(4, len(names))
-    figure, axes = plt.subplots(
-        -(-len(names) // columns), columns, figsize=(3.6 * columns, 6.4), layout="constrained", squeeze=False
-    )
-    styles = {
-        "this library": ("C0", "o-", 2.4),
-        "without control": ("C0", "D--", 1.2),
-        "many times": ("C0", "P:", 1.2),
-        "Nadaraya–Watson, oracle": ("C1", "s-", 1.2),
-        "local linear, oracle": ("C2", "^-", 1.2),
-        "local cubic, oracle": ("C3", "v-", 1.2),
-        "the paper, literally": ("0.5", "x-", 1.2),
-        "limit": ("k", "_-", 0.8),
-    }
-    for ax, name in zip(axes.flat, names, strict=False):
-        mine = [row for row in rows if row["case"] == name and row["noise"] == 2.0]
-        for method, (color, marker, width) in styles.items():
-            points = [(row["episodes"], row["rmse"][method]) for row in mine if method in row["rmse"]]
-            if points:
-                label = "noise/√N (every episode at α)" if method == "limit" else method
-                ax.loglog(*zip(*points, strict=True), marker, color=color, lw=width, ms=4, label=label)
-        ax.set_title(name, fontsize=10)
-        ax.set_xlabel("episodes")
-        ax.grid(alpha=0.3, which="both", lw=0.4)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("RMSE of the gradient")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    figure.suptitle("Error of the estimated gradient, gradient noise of sd 2, one conditioning time unless said")
-    figure.savefig(RESULTS / "accuracy.png", dpi=150)
+def one_row(place, known, *, ours, cross_validate):
+    """The row of the table at `place`, (case, episodes, noise); `known` are errors of an earlier run to keep."""
+    name, episodes, noise = place
+    case = cases()[name]
+    sets = SETS[case.alphas.shape[1]][SIZES.index(episodes)]
+    seed = ORDER.index(place)
+    found, coverage = one_cell(case, noise, episodes, sets, seed, kernels=not ours, cross_validate=cross_validate)
+    errors = {**known, **found, "limit": noise / np.sqrt(episodes)}
+    ratios = {**judge(errors), "coverage of 95 % intervals": coverage}
+    print("  " + "; ".join(f"{method} {value:.4g}" for method, value in errors.items()))
+    print("  " + "; ".join(f"{what} {ratio:.2f}" for what, ratio in ratios.items()), flush=True)
+    return {"case": name, "noise": noise, "episodes": episodes, "sets": sets, "rmse": errors, "ratios": ratios}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="N = 1000 and 10 000 only, no cross-validation")
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
-    parser.add_argument("--noise", type=float, nargs="*", default=NOISES)
-    parser.add_argument("--episodes", type=int, nargs="*", default=SIZES)
-    parser.add_argument("--ours", action="store_true", help="keep the kernels' numbers of the last run")
-    parser.add_argument("--no-cv", action="store_true", help="leave cross-validation out")
-    arguments = parser.parse_args()
-    sizes = [n for n in arguments.episodes if not arguments.fast or n < 100_000]
+    arguments = parser(__doc__, "N = 1000 and 10 000 only, no cross-validation")
+    arguments.add_argument("--only", default="", help="only cases whose name contains this")
+    arguments.add_argument("--noise", type=float, nargs="*", default=NOISES, choices=NOISES)
+    arguments.add_argument("--episodes", type=int, nargs="*", default=SIZES, choices=SIZES)
+    arguments.add_argument("--ours", action="store_true", help="keep the kernels' numbers of the last run")
+    arguments.add_argument("--no-cv", action="store_true", help="leave cross-validation out")
+    given = arguments.parse_args()
     began = time.perf_counter()
     path = RESULTS / "accuracy.json"
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
     rows = {(row["case"], row["episodes"], row["noise"]): row for row in earlier}
-    order = [(name, n, noise) for name in cases() for n in SIZES for noise in NOISES]
-    for name, case in cases().items():
-        if arguments.only not in name:
+    listed = earlier
+    for place in ORDER:
+        name, episodes, noise = place
+        wanted = given.only in name and episodes in given.episodes and noise in given.noise
+        if not wanted or (given.fast and episodes >= 100_000):
             continue
-        for episodes in sizes:
-            for noise in arguments.noise:
-                cross = not (arguments.fast or arguments.no_cv) and noise in (0.5, 2.0) and episodes > 1000
-                place = order.index((name, episodes, noise))
-                sets = SETS[case.alphas.shape[1]][SIZES.index(episodes)]
-                known = rows[order[place]]["rmse"] if arguments.ours else {}
-                found, coverage = one_cell(
-                    case, noise, episodes, sets, place, kernels=not arguments.ours, cross_validate=cross
-                )
-                row = {**known, **found, "limit": noise / np.sqrt(episodes)}
-                verdict = {**judge(row), "coverage of 95 % intervals": coverage}
-                rows[order[place]] = {
-                    "case": name, "noise": noise, "episodes": episodes, "sets": sets, "rmse": row, "ratios": verdict
-                }  # fmt: skip
-                print(f"\n{name}, noise {noise}, N = {episodes}   [{time.perf_counter() - began:.0f} s]")
-                print("  " + "; ".join(f"{method} {value:.4g}" for method, value in row.items()))
-                print("  " + "; ".join(f"{what} {ratio:.2f}" for what, ratio in verdict.items()), flush=True)
-                if not arguments.fast:  # a long run may be cut: what is done is kept
-                    listed = [rows[key] for key in order if key in rows]
-                    save("accuracy", {"machine": machine(), "slopes": slopes(listed), "rows": listed})
-    if not arguments.fast:
+        print(f"\n{name}, noise {noise}, N = {episodes}   [{time.perf_counter() - began:.0f} s]")
+        cross = not (given.fast or given.no_cv) and noise in (0.5, 2.0) and episodes > 1000
+        known = rows[place]["rmse"] if given.ours else {}
+        rows[place] = one_row(place, known, ours=given.ours, cross_validate=cross)
+        listed = [rows[key] for key in ORDER if key in rows]
+        # After every row: a long run may be cut, and what is done is kept.
+        save("accuracy", {"machine": machine(), "slopes": slopes(listed), "rows": listed}, fast=given.fast)
+    if not given.fast:
         for name, slope in slopes(listed).items():
             print(f"slope of log RMSE in log N, {name}: {slope:.3f}")
-        plot(listed)
-        print("written to", path.name, "and accuracy.png")
+        draw(listed)
 
 
 if __name__ == "__main__":

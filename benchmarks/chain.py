@@ -6,21 +6,20 @@ simulating and weighing them; and the chain's own overhead against blackjax's SG
 results/chain.json.
 """
 
-import argparse
 import time
 
 import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _timing import machine, race, save
+from common import machine, parser, race, save, show
 from observe import in_numpy
 
 import malliavin_jax as mj
 
 EPISODES, ETA, BETA, LENGTH = 5000, 0.05, 1.0, 0.5
 QUARTIC = mj.potentials.Quartic()
-LEARNER = mj.ForwardLearner(QUARTIC, lambda key: jax.random.normal(key, (1,)), 0.01)
+LEARNER = mj.ForwardLearner(QUARTIC, mj.initial.Normal(), 0.01)
 
 
 def walk(field, chains, steps):
@@ -44,34 +43,16 @@ def ratio_in_numpy(x, gradient, hessian, weight, alpha):
     return (w @ gradient - G @ hessian) / w.sum(1)
 
 
-def euler_step(alpha, gradient, noise):
-    return alpha - np.float32(ETA) * gradient + np.float32(np.sqrt(2 * ETA / BETA)) * noise
-
-
-def bank_in_numpy(samples, chains, steps):
-    arrays = (samples.x, samples.gradient, samples.hessian, samples.weight)
-    columns = [np.asarray(a, np.float32).reshape(-1) for a in arrays]
+def chain_in_numpy(columns, chains, steps):
+    """Euler's chain on that ratio; `columns()` gives the samples of a step: x, gradient, Hessian and weight."""
     rng = np.random.Generator(np.random.SFC64(0))
 
     def run():
         alpha = np.zeros(chains, np.float32)
         for _ in range(steps):
-            noise = rng.standard_normal(chains, dtype=np.float32)
-            alpha = euler_step(alpha, ratio_in_numpy(*columns, alpha), noise)
-        return alpha
-
-    return run
-
-
-def fresh_in_numpy(chains, steps):
-    rng = np.random.Generator(np.random.SFC64(0))
-
-    def run():
-        alpha = np.zeros(chains, np.float32)
-        for _ in range(steps):
-            columns = in_numpy(EPISODES)
-            noise = rng.standard_normal(chains, dtype=np.float32)
-            alpha = euler_step(alpha, ratio_in_numpy(*columns, alpha), noise)
+            gradient = ratio_in_numpy(*columns(), alpha)
+            noise = np.float32(np.sqrt(2 * ETA / BETA)) * rng.standard_normal(chains, dtype=np.float32)
+            alpha = alpha - np.float32(ETA) * gradient + noise
         return alpha
 
     return run
@@ -92,59 +73,64 @@ def in_blackjax(chains, steps):
     return lambda seed: jax.block_until_ready(run(jax.random.key(seed)))
 
 
-def report(title, runs, work, ours, rounds):
-    """`work`: how many chain-steps each contestant does in a run."""
+def compare(title, runs, work, rounds):
+    """`runs` by name, and `work`, the number of chain-steps that each does in a run."""
     first, best = race(runs, rounds)
     each = {name: seconds / work[name] for name, seconds in best.items()}
-    ratios = {name: seconds / each[ours] for name, seconds in each.items()}
-    print(title)
-    for name, seconds in each.items():
-        times = f"{1e6 * seconds:10.3f} µs a chain-step  {ratios[name]:9.2f} × ours"
-        print(f"  {name:34}{times}  (first call {first[name]:.1f} s)")
+    ratios = show(title, first, each, ours="this library", unit="µs a chain-step")
     return {"seconds_a_chain_step": each, "ratio_to_ours": ratios, "first_call_s": first}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="fewer steps")
-    fast = parser.parse_args().fast
-    chains, steps = 256, 230 if fast else 2300
-    began = time.perf_counter()
-    samples = mj.observe(jax.random.key(0), LEARNER, num_episodes=EPISODES, times=[0.8])
-    assisted, plain = mj.MalliavinField(samples), mj.MalliavinField(samples, mj.Laplace(LENGTH), control=None)
-    results = {"machine": machine(), "episodes": EPISODES, "chains": chains, "steps": steps}
-    print(results["machine"])
-
-    numpy_steps = 5 if fast else 20
-    ours, with_control = walk(plain, chains, steps), walk(assisted, chains, steps)
-    in_plain_numpy = bank_in_numpy(samples, chains, numpy_steps)
-    results["bank"] = report(
+def bank(samples, chains, steps, numpy_steps):
+    """Chains on the samples of one observation."""
+    plain = walk(mj.MalliavinField(samples, mj.Laplace(LENGTH), control=None), chains, steps)
+    assisted = walk(mj.MalliavinField(samples), chains, steps)
+    arrays = (samples.x, samples.gradient, samples.hessian, samples.weight)
+    columns = [np.asarray(a, np.float32).reshape(-1) for a in arrays]
+    plain_numpy = chain_in_numpy(lambda: columns, chains, numpy_steps)
+    return compare(
         f"bank of {EPISODES} episodes, {chains} chains, {steps} steps",
-        {"this library": lambda: ours(0), "the same, with control": lambda: with_control(0), "NumPy": in_plain_numpy},
+        {"this library": lambda: plain(0), "the same, with control": lambda: assisted(0), "NumPy": plain_numpy},
         {"this library": chains * steps, "the same, with control": chains * steps, "NumPy": chains * numpy_steps},
-        "this library", 3,
-    )  # fmt: skip
+        rounds=3,
+    )
 
-    few, fresh_steps, numpy_steps = 8, 100 if fast else 400, 5 if fast else 20
+
+def fresh(chains, steps, numpy_steps):
+    """Chains on episodes made anew at every step."""
     field = mj.FreshField(LEARNER, mj.Laplace(LENGTH), num_episodes=EPISODES, time=0.8)
-    fresh, fresh_numpy = walk(field, few, fresh_steps), fresh_in_numpy(few, numpy_steps)
-    results["fresh"] = report(
-        f"fresh episodes at every step, {EPISODES} of 80 steps, shared by {few} chains",
-        {"this library": lambda: fresh(0), "NumPy": fresh_numpy},
-        {"this library": few * fresh_steps, "NumPy": few * numpy_steps},
-        "this library", 3,
-    )  # fmt: skip
+    ours = walk(field, chains, steps)
+    return compare(
+        f"fresh episodes at every step, {EPISODES} of 80 steps, shared by {chains} chains",
+        {"this library": lambda: ours(0), "NumPy": chain_in_numpy(lambda: in_numpy(EPISODES), chains, numpy_steps)},
+        {"this library": chains * steps, "NumPy": chains * numpy_steps},
+        rounds=3,
+    )
 
+
+def overhead(chains, steps):
+    """The chain itself, on the true gradient."""
     exact, sgld = walk(mj.TrueField(QUARTIC), chains, steps), in_blackjax(chains, steps)
-    results["overhead"] = report(
+    return compare(
         f"the chain itself, on the true gradient, {chains} chains, {steps} steps",
         {"this library": lambda: exact(0), "blackjax SGLD": lambda: sgld(0)},
         dict.fromkeys(("this library", "blackjax SGLD"), chains * steps),
-        "this library", 5,
-    )  # fmt: skip
+        rounds=5,
+    )
+
+
+def main():
+    fast = parser(__doc__, "fewer steps").parse_args().fast
+    chains, steps, numpy_steps = 256, *((230, 5) if fast else (2300, 20))
+    began = time.perf_counter()
+    samples = mj.observe(jax.random.key(0), LEARNER, num_episodes=EPISODES, times=[0.8])
+    results = {"machine": machine(), "episodes": EPISODES, "chains": chains, "steps": steps}
+    print(results["machine"])
+    results["bank"] = bank(samples, chains, steps, numpy_steps)
+    results["fresh"] = fresh(8, 100 if fast else 400, numpy_steps)
+    results["overhead"] = overhead(chains, steps)
     results["seconds"] = time.perf_counter() - began
-    if not fast:
-        print("written to", save("chain", results).name)
+    save("chain", results, fast=fast)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+from common import machine, parser, save
+
+import malliavin_jax as mj
 
 STEP_SIZE, NUM_STEPS, NOISE, BLOCK = 0.05, 16, 0.5, 100_000
 
@@ -47,10 +51,6 @@ def write(folder, episodes):
 
 def read(folder):
     """The library: what it needs, and what it finds."""
-    import jax.numpy as jnp
-
-    import malliavin_jax as mj
-
     began = time.perf_counter()
     recording = mj.io.load(folder)
     loaded = time.perf_counter()
@@ -78,31 +78,29 @@ def read(folder):
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="a tenth of the sizes, nothing written")
-    parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--read", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.write:
-        return write(Path(arguments.write[0]), int(arguments.write[1]))
-    if arguments.read:
-        return print(json.dumps(read(Path(arguments.read))))
+def child(*words):
+    """This script in a process of its own; what it prints."""
+    run = subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True)
+    return run.stdout
 
-    def child(*words):
-        run = subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True)
-        return run.stdout
+
+def main():
+    arguments = parser(__doc__, "a tenth of the sizes")
+    arguments.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
+    arguments.add_argument("--read", help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.write:
+        return write(Path(given.write[0]), int(given.write[1]))
+    if given.read:
+        return print(json.dumps(read(Path(given.read))))
 
     rows = []
-    for episodes in (200_000, 1_000_000) if arguments.fast else (1_000_000, 10_000_000):
+    for episodes in (200_000, 1_000_000) if given.fast else (1_000_000, 10_000_000):
         with tempfile.TemporaryDirectory() as folder:
             child("--write", folder, str(episodes))
             rows.append(json.loads(child("--read", folder)))
         print(rows[-1], flush=True)
-    if not arguments.fast:
-        from _timing import machine, save
-
-        print("written to", save("chunks", {"machine": machine(), "rows": rows}).name)
+    save("chunks", {"machine": machine(), "rows": rows}, fast=given.fast)
 
 
 if __name__ == "__main__":

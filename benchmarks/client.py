@@ -8,28 +8,24 @@ errors are measured against the exact posterior, beside kernel regression of the
 best in hindsight (oracle). It prints a table, and writes results/client.json and results/client.png.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
-from _timing import RESULTS, machine, save
+from common import DEGREES, RESULTS, evaluate, kernel_field, machine, oracle, parser, save, sweep
+from figures.recovered import draw
 from sklearn.datasets import load_breast_cancer
 
 import malliavin_jax as mj
-from malliavin_jax import kernel
 
 FEATURE = "mean texture"
 STEP_SIZE, NUM_STEPS, BATCH = 0.003, 12, 32
 STEPS = (4, 6, 8, 10, 12)  # where the episodes are conditioned, the same for all methods
 HALF_WIDTH, POINTS = 0.4, 9  # of the grid, around the most probable parameters
 WIDTHS = np.geomspace(0.03, 3.0, 14)  # of the kernels, in units of the spread of the positions
-DEGREES = {0: "Nadaraya–Watson", 1: "local linear", 2: "local quadratic", 3: "local cubic"}
 
 
 # --- the client: NumPy only --------------------------------------------------------------------------------
@@ -87,27 +83,24 @@ def run_client(posterior, episodes, seed, path):
 # --- the library, which sees the file ----------------------------------------------------------------------
 
 
-@eqx.filter_jit
-def evaluate(field, alphas):
-    return jax.lax.map(field, alphas, batch_size=16)
-
-
-def sweep(field, alphas, widths):
-    """The values of a kernel field at each of `widths`."""
-    at = eqx.filter_jit(lambda width: evaluate(eqx.tree_at(lambda f: f.bandwidth, field, width), alphas).value)
-    return np.stack([np.asarray(at(jnp.asarray(width, alphas.dtype))) for width in widths])
-
-
-def kernel_field(samples, degree, bandwidth):
-    if degree == 0:
-        return kernel.NadarayaWatson(samples, bandwidth)
-    return kernel.LocalPolynomial(samples, bandwidth, degree)
-
-
 def loss_error(loss, truth):
     """Root mean square over the grid, up to a constant."""
     gap = np.asarray(loss.value) - truth
     return float(np.sqrt(np.nanmean((gap - np.nanmean(gap)) ** 2)))
+
+
+class Log(NamedTuple):
+    """What one log gave: squared errors averaged over the grid, those of the kernels by bandwidth, and the rest."""
+
+    report: Any
+    samples: Any
+    field: Any
+    squares: dict[str, float]
+    kernels: dict[str, np.ndarray]
+    coverage: float
+    spread: float
+    gradient_noise: float
+    seconds: float
 
 
 def one_log(posterior, episodes, seed, axes):
@@ -129,87 +122,75 @@ def one_log(posterior, episodes, seed, axes):
     errors["this library, no control"] = np.asarray(plain.value) - truth
     covered = float(np.mean(np.abs(errors["this library"]) < 1.96 * np.asarray(result.stderr)))
     spread = float(jnp.std(samples.x))
-    kernels = {}
+    widths, kernels = jnp.asarray(spread * WIDTHS, alphas.dtype), {}
     for degree, name in DEGREES.items():
-        gaps = sweep(kernel_field(samples, degree, 1.0), alphas, spread * WIDTHS) - truth[None]
+        gaps = np.asarray(sweep(kernel_field(samples, degree, 1.0), alphas, widths)) - truth[None]
         kernels[name] = np.mean(gaps**2, (1, 2))
-    squares = {name: float(np.mean(error**2)) for name, error in errors.items()}
-    return {
-        "squares": squares, "kernels": kernels, "coverage": covered, "report": report, "field": field,
-        "samples": samples, "spread": spread, "seconds": seconds,
-        "gradient noise": float(np.std(np.asarray(samples.gradient) - posterior.full(np.asarray(samples.x))[0])),
-    }  # fmt: skip
+    return Log(
+        report=report,
+        samples=samples,
+        field=field,
+        squares={name: float(np.mean(error**2)) for name, error in errors.items()},
+        kernels=kernels,
+        coverage=covered,
+        spread=spread,
+        gradient_noise=float(np.std(np.asarray(samples.gradient) - posterior.full(np.asarray(samples.x))[0])),
+        seconds=seconds,
+    )
 
 
-def plot(axes, recovered, truth):
-    """The exact loss, and the error of each recovered one on a common scale."""
-    figure, panels = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained", sharey=True)
-    drawn = panels[0].contourf(*axes, truth.T, levels=20, cmap="viridis")
-    panels[0].set(title="exact", ylabel=f"coefficient of {FEATURE}")
-    figure.colorbar(drawn, ax=panels[0], label="−log posterior, less its minimum")
-    gaps = {name: value - truth - np.mean(value - truth) for name, value in recovered.items()}
-    reach = max(np.abs(gap).max() for gap in gaps.values())
-    for ax, (name, gap) in zip(panels[1:], gaps.items(), strict=True):
-        drawn = ax.contourf(*axes, gap.T, levels=np.linspace(-reach, reach, 22), cmap="RdBu")
-        ax.set_title(f"{name}: error")
-    figure.colorbar(drawn, ax=panels[1:], label="recovered less exact, up to a constant")
-    for ax in panels:
-        ax.set_xlabel("intercept")
-    figure.suptitle("The loss that the log of a plain SGLD run gives back")
-    figure.savefig(RESULTS / "client.png", dpi=150)
+def gradient_errors(logs):
+    """Root mean square errors over all logs by method, and the bandwidth with which each kernel has its own."""
+    rmse = {name: oracle([log.squares[name] for log in logs])[0] for name in logs[0].squares}
+    best = {}
+    for name in DEGREES.values():
+        rmse[f"{name}, oracle"], place = oracle([log.kernels[name] for log in logs])
+        best[name] = float(WIDTHS[place] * np.mean([log.spread for log in logs]))
+    return rmse, best
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="one small log, nothing written")
-    parser.add_argument("--episodes", type=int, default=20_000)
-    parser.add_argument("--logs", type=int, default=8)
-    arguments = parser.parse_args()
-    episodes, logs = (2000, 1) if arguments.fast else (arguments.episodes, arguments.logs)
+    arguments = parser(__doc__, "one small log")
+    arguments.add_argument("--episodes", type=int, default=20_000)
+    arguments.add_argument("--logs", type=int, default=8)
+    given = arguments.parse_args()
+    episodes, number = (2000, 1) if given.fast else (given.episodes, given.logs)
     posterior = Posterior()
-    mode = posterior.mode()
-    axes = [np.linspace(centre - HALF_WIDTH, centre + HALF_WIDTH, POINTS) for centre in mode]
-    runs = [one_log(posterior, episodes, seed, axes) for seed in range(logs)]
-    print(runs[0]["report"])
+    axes = [np.linspace(centre - HALF_WIDTH, centre + HALF_WIDTH, POINTS) for centre in posterior.mode()]
+    logs = [one_log(posterior, episodes, seed, axes) for seed in range(number)]
+    print(logs[0].report)
 
-    rmse = {name: float(np.sqrt(np.mean([run["squares"][name] for run in runs]))) for name in runs[0]["squares"]}
-    best = {}
-    for name in DEGREES.values():
-        curve = np.sqrt(np.mean([run["kernels"][name] for run in runs], 0))
-        rmse[f"{name}, oracle"] = float(curve.min())
-        best[name] = float(WIDTHS[int(np.argmin(curve))] * np.mean([run["spread"] for run in runs]))
-    low = min(rmse[f"{DEGREES[k]}, oracle"] for k in (0, 1))
-    every = min(rmse[f"{name}, oracle"] for name in DEGREES.values())
-
+    rmse, best = gradient_errors(logs)
+    low = min((0, 1), key=lambda degree: rmse[f"{DEGREES[degree]}, oracle"])
+    theirs = f"{DEGREES[low]}, oracle"
+    fields = {"this library": logs[0].field, theirs: kernel_field(logs[0].samples, low, best[DEGREES[low]])}
     fine = [np.linspace(axis[0], axis[-1], 25) for axis in axes]
-    grid = tuple(jnp.asarray(axis, runs[0]["samples"].x.dtype) for axis in fine)
+    grid = tuple(jnp.asarray(axis, logs[0].samples.x.dtype) for axis in fine)
+    recovered = {name: mj.loss_from_field(field, grid) for name, field in fields.items()}
     truth = posterior.value(np.stack(np.meshgrid(*fine, indexing="ij"), -1))
     truth = truth - truth.min()
-    degree = min((0, 1), key=lambda k: rmse[f"{DEGREES[k]}, oracle"])
-    ours = mj.loss_from_field(runs[0]["field"], grid)
-    theirs = mj.loss_from_field(kernel_field(runs[0]["samples"], degree, best[DEGREES[degree]]), grid)
+    ours = recovered["this library"]
     results = {
         "machine": machine(),
         "settings": {"feature": FEATURE, "step_size": STEP_SIZE, "steps": NUM_STEPS, "conditioning_steps": STEPS,
-                     "batch": BATCH, "episodes": episodes, "logs": logs, "half_width": HALF_WIDTH},
-        "gradient_noise_sd": float(np.mean([run["gradient noise"] for run in runs])),
+                     "batch": BATCH, "episodes": episodes, "logs": number, "half_width": HALF_WIDTH},
+        "gradient_noise_sd": float(np.mean([log.gradient_noise for log in logs])),
         "gradient_rmse": rmse,
         "oracle_bandwidths": best,
-        "ratio to best oracle, degree 0 or 1": rmse["this library"] / low,
-        "ratio to best oracle, degree up to 3": rmse["this library"] / every,
-        "coverage of 95 % intervals": float(np.mean([run["coverage"] for run in runs])),
-        "loss_rmse": {"this library": loss_error(ours, truth), f"{DEGREES[degree]}, oracle": loss_error(theirs, truth)},
+        "ratio to best oracle, degree 0 or 1": rmse["this library"] / rmse[theirs],
+        "ratio to best oracle, degree up to 3": rmse["this library"] / min(rmse[f"{k}, oracle"] for k in best),
+        "coverage of 95 % intervals": float(np.mean([log.coverage for log in logs])),
+        "loss_rmse": {name: loss_error(loss, truth) for name, loss in recovered.items()},
         "loss_range": float(truth.max()),
         "curl": float(ours.curl), "curl_expected": float(ours.curl_expected),
-        "seconds_to_weigh_and_choose": [run["seconds"] for run in runs],
+        "seconds_to_weigh_and_choose": [log.seconds for log in logs],
     }  # fmt: skip
     for name, value in results.items():
         print(name, value)
-    if not arguments.fast:
-        save("client", results)
-        name = f"{DEGREES[degree]}, oracle"
-        plot(fine, {"this library": np.asarray(ours.value), name: np.asarray(theirs.value)}, truth)
-        print("written to client.json and client.png")
+    save("client", results, fast=given.fast)
+    figure = draw(fine, {name: np.asarray(loss.value) for name, loss in recovered.items()}, truth, FEATURE)
+    if not given.fast:
+        figure.savefig(RESULTS / "client.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,11 @@ Malliavin correction and the standard errors, against the plain kernel sum in Nu
 results/fields.json.
 """
 
-import argparse
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _timing import machine, race, save
+from common import machine, parser, race, save, show
 from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.neighbors import KernelDensity
 
@@ -50,13 +48,10 @@ def one_dimension(fast):
     runs = {f"sorted, {n} samples": (lambda f=f: query(f, many, len(many))) for n, f in fields.items()}
     runs[f"dense, {sizes[-1]} samples"] = lambda: query(dense, few, 8)
     first, best = race(runs, 5)
-    number = {name: len(few) if name.startswith("dense") else len(many) for name in runs}
-    each = {name: seconds / number[name] for name, seconds in best.items()}
-    print(f"d = 1, {len(many)} queries (dense: {len(few)}); values and standard errors")
-    for name, seconds in each.items():
-        print(f"  {name:28}{1e9 * seconds:14.0f} ns a query   (first call {first[name]:.1f} s)")
-    last = f"sorted, {sizes[-1]} samples"
-    ratio = each[f"dense, {sizes[-1]} samples"] / each[last]
+    dense_name, last = f"dense, {sizes[-1]} samples", f"sorted, {sizes[-1]} samples"
+    each = {name: seconds / len(few if name == dense_name else many) for name, seconds in best.items()}
+    title = f"d = 1, {len(many)} queries (dense: {len(few)}); values and standard errors"
+    ratio = show(title, first, each, ours=last, unit="ns a query")[dense_name]
     growth = each[last] / each[f"sorted, {sizes[0]} samples"]
     log_growth = np.log(sizes[-1]) / np.log(sizes[0])
     print(f"  dense/sorted: {ratio:.0f}")
@@ -108,20 +103,15 @@ def two_dimensions(fast):
     }
     first, best = race(runs, 5)
     best["scikit-learn KernelDensity"] *= number / few
-    ratios = {name: seconds / best["this library, with errors"] for name, seconds in best.items()}
-    print(f"d = 2, {episodes} samples × {number} queries")
-    for name, seconds in best.items():
-        print(f"  {name:28}{seconds:8.2f} s   {ratios[name]:6.2f} × ours   (first call {first[name]:.1f} s)")
+    title = f"d = 2, {episodes} samples × {number} queries"
+    ratios = show(title, first, best, ours="this library, with errors", unit="s")
     return {"seconds": best, "ratio_to_ours": ratios}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="a tenth of the samples")
-    fast = parser.parse_args().fast
+    fast = parser(__doc__, "a tenth of the samples").parse_args().fast
     results = {"machine": machine(), "one_dimension": one_dimension(fast), "two_dimensions": two_dimensions(fast)}
-    if not fast:
-        print("written to", save("fields", results).name)
+    save("fields", results, fast=fast)
 
 
 if __name__ == "__main__":

@@ -12,46 +12,16 @@ for each case
   over the time of the case.
 """
 
-import argparse
 import re
 
 import jax
 import jax.numpy as jnp
-from _timing import machine, race, save
+from common import STEPS, machine, normals, parser, quartic, race, save, weighed
 from jax import lax
 
 import malliavin_jax as mj
-from malliavin_jax._base.checks import floats_to_arrays
-from malliavin_jax.learner import random as _noise
-from malliavin_jax.samples.simulated import observe_steps
 
-STEPS, STEP_SIZE = 80, 0.01
 TURNS = 10
-
-
-def weighed(dim, episodes):
-    """Episodes with canonical weights up to three dimensions, windowed ones beyond."""
-    loss = mj.potentials.Quartic(0.5 if dim > 1 else 0.0)
-    learner = mj.ForwardLearner(loss, lambda k: jax.random.normal(k, (dim,), jnp.float32), STEP_SIZE)
-    learner = floats_to_arrays(learner, jnp.float32)
-    scheme = mj.Canonical() if dim <= 3 else mj.Windowed(4.0, neumann=4)
-    return jax.jit(lambda key: observe_steps(key, learner, scheme, episodes, (STEPS,)))
-
-
-def normals_only(dim, episodes):
-    """The normals of as many steps, two from each hash, added up as they come."""
-
-    @jax.jit
-    def draw(key):
-        words = jax.vmap(_noise.key_words)(jax.random.split(key, episodes))
-
-        def body(total, index):
-            one, other = _noise.box_muller(*_noise.threefry(words, (jnp.zeros((), jnp.uint32), index)))
-            return total + one + other, None
-
-        return lax.scan(body, jnp.zeros(episodes, jnp.float32), jnp.arange(-(-STEPS * dim // 2), dtype=jnp.uint32))[0]
-
-    return draw
 
 
 def streaming(numbers):
@@ -87,11 +57,34 @@ def traffic(jaxpr):
     return loops(jaxpr.jaxpr) + size(jaxpr.jaxpr.outvars)
 
 
+def one_case(dim, episodes, bandwidth, rounds):
+    """Episodes with canonical weights up to three dimensions, windowed ones beyond."""
+    scheme = mj.Canonical() if dim <= 3 else mj.Windowed(4.0, neumann=4)
+    run, draw, key = weighed(quartic(dim), dim, scheme, episodes), normals(STEPS * dim, episodes), jax.random.key(0)
+    first, best = race({"weighed": lambda: run(key), "normals": lambda: draw(key)}, rounds)
+    seconds, moved = best["weighed"], traffic(jax.make_jaxpr(run)(key))
+    row = {
+        "dim": dim,
+        "episodes": episodes,
+        "seconds": seconds,
+        "first_call_s": first["weighed"],
+        "episodes_per_second": episodes / seconds,
+        "steps_per_second": episodes * STEPS / seconds,
+        "bytes_per_second": moved / seconds,
+        "fraction_of_bandwidth": moved / seconds / bandwidth,
+        "fraction_of_rng_rate": best["normals"] / seconds,
+    }
+    print(
+        f"d = {dim:<3} N = {episodes:<9,}{1e3 * seconds:9.2f} ms  {row['episodes_per_second']:11.3g} episodes/s  "
+        f"{row['steps_per_second']:10.3g} steps/s  {row['bytes_per_second'] / 1e9:7.2f} GB/s  "
+        f"{row['fraction_of_bandwidth']:6.1%} of bandwidth  {row['fraction_of_rng_rate']:6.1%} of RNG rate"
+    )
+    return row
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fast", action="store_true", help="a tenth of the episodes, fewer rounds")
-    fast = parser.parse_args().fast
-    shrink, rounds, key = (10, 2, jax.random.key(0)) if fast else (1, 7, jax.random.key(0))
+    fast = parser(__doc__, "a tenth of the episodes, fewer rounds").parse_args().fast
+    shrink, rounds = (10, 2) if fast else (1, 7)
     device = jax.devices()[0]
     kind = f"{device.platform} {device.device_kind}"
     print(f"{kind}, {jax.device_count()} device(s); float32, {STEPS} steps")
@@ -104,38 +97,14 @@ def main():
     sizes = [(1, n) for n in (10**4, 10**5, 10**6)] + [(d, 10**5) for d in (2, 3, 10)]
     if device.platform != "cpu":
         sizes.insert(3, (1, 10**7))
-    rows = []
-    for dim, episodes in [(dim, n // shrink) for dim, n in sizes]:
-        run, draw = weighed(dim, episodes), normals_only(dim, episodes)
-        first, best = race({"weighed": lambda run=run: run(key), "normals": lambda draw=draw: draw(key)}, rounds)
-        seconds, moved = best["weighed"], traffic(jax.make_jaxpr(run)(key))
-        rows.append(
-            {
-                "dim": dim,
-                "episodes": episodes,
-                "seconds": seconds,
-                "first_call_s": first["weighed"],
-                "episodes_per_second": episodes / seconds,
-                "steps_per_second": episodes * STEPS / seconds,
-                "bytes_per_second": moved / seconds,
-                "fraction_of_bandwidth": moved / seconds / bandwidth,
-                "fraction_of_rng_rate": best["normals"] / seconds,
-            }
-        )
-        print(
-            f"d = {dim:<3} N = {episodes:<9,}{1e3 * seconds:9.2f} ms  {episodes / seconds:11.3g} episodes/s  "
-            f"{episodes * STEPS / seconds:10.3g} steps/s  {moved / seconds / 1e9:7.2f} GB/s  "
-            f"{moved / seconds / bandwidth:6.1%} of bandwidth  {best['normals'] / seconds:6.1%} of RNG rate"
-        )
     results = {
         "machine": {**machine(), "device": kind},
         "steps": STEPS,
         "bandwidth_bytes_per_second": bandwidth,
-        "rows": rows,
+        "rows": [one_case(dim, episodes // shrink, bandwidth, rounds) for dim, episodes in sizes],
     }
-    if not fast:
-        name = re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
-        print("written to", save(f"gpu-{name}", results).name)
+    name = re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+    save(f"gpu-{name}", results, fast=fast)
 
 
 if __name__ == "__main__":

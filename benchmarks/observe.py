@@ -5,29 +5,15 @@ results/observe.json, the time of 100 000 episodes × 80 steps in float32 with t
 same, diffrax making the paths only, and drawing the same number of normals and nothing else.
 """
 
-import argparse
-
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _timing import machine, race, save
+from common import STEP_SIZE, STEPS, machine, normals, parser, quartic, race, save, show, weighed
 from jax import lax
 
 import malliavin_jax as mj
-from malliavin_jax._base.checks import floats_to_arrays
-from malliavin_jax.learner import random as _noise
-from malliavin_jax.samples.simulated import observe_steps
-
-STEPS, STEP_SIZE = 80, 0.01
-
-
-def ours(key, dim, scheme, episodes, steps=STEPS):
-    potential = mj.potentials.Quartic(0.5 if dim > 1 else 0.0)
-    learner = mj.ForwardLearner(potential, lambda k: jax.random.normal(k, (dim,), jnp.float32), STEP_SIZE)
-    learner = floats_to_arrays(learner, jnp.float32)
-    return jax.jit(lambda k: observe_steps(k, learner, scheme, episodes, (steps,)))
 
 
 def in_numpy(episodes):
@@ -81,39 +67,6 @@ def in_diffrax(episodes):
     return eqx.filter_jit(lambda key: jax.vmap(episode)(jax.random.split(key, episodes)))
 
 
-def normals_only(episodes):
-    """The fastest exact way found to draw the same normals: both words of each hash, added up as they come."""
-
-    @jax.jit
-    def draw(key):
-        words = jax.vmap(_noise.key_words)(jax.random.split(key, episodes))
-
-        def body(total, block):
-            one, other = _noise.box_muller(*_noise.threefry(words, (jnp.zeros((), jnp.uint32), block)))
-            return total + one + other, None
-
-        blocks = jnp.arange(STEPS // 2, dtype=jnp.uint32)
-        return lax.scan(body, jnp.zeros(episodes, jnp.float32), blocks)[0]
-
-    return draw
-
-
-def normals_stored(episodes):
-    """The same numbers, kept: 80 arrays of normals."""
-
-    @jax.jit
-    def draw(key):
-        words = jax.vmap(_noise.key_words)(jax.random.split(key, episodes))
-
-        def body(_, block):
-            pair = _noise.box_muller(*_noise.threefry(words, (jnp.zeros((), jnp.uint32), block)))
-            return None, lax.complex(*pair)
-
-        return lax.scan(body, None, jnp.arange(STEPS // 2, dtype=jnp.uint32))[1]
-
-    return draw
-
-
 def normals_of_jax(episodes):
     @jax.jit
     def draw(key):
@@ -123,52 +76,54 @@ def normals_of_jax(episodes):
     return draw
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="a tenth of the episodes, fewer rounds")
-    fast = parser.parse_args().fast
-    episodes, rounds = (10_000, 5) if fast else (100_000, 15)
+def one_dimension(episodes, rounds):
+    """The race of all contestants, d = 1."""
     key = jax.random.key(0)
-    results = {"machine": machine(), "episodes": episodes, "steps": STEPS}
-    print(results["machine"])
-
-    line = ours(key, 1, mj.Canonical(), episodes)
-    diffrax_run, draw, jax_draw = in_diffrax(episodes), normals_only(episodes), normals_of_jax(episodes)
-    stored = normals_stored(episodes)
-    first, best = race(
-        {
-            "malliavin_jax": lambda: line(key),
-            "normals, added up": lambda: draw(key),
-            "normals, stored": lambda: stored(key),
-            "normals, jax.random": lambda: jax_draw(key),
-            "numpy": lambda: in_numpy(episodes),
-            "diffrax, path only": lambda: diffrax_run(key),
-        },
-        rounds,
-    )
-    ratios = {name: seconds / best["malliavin_jax"] for name, seconds in best.items()}
-    results["one_dimension"] = {"first_call_s": first, "best_s": best, "ratio_to_ours": ratios}
-    print(f"{episodes} episodes × {STEPS} steps, d = 1, canonical weights, float32")
-    for name, seconds in best.items():
-        print(f"  {name:24}{1e3 * seconds:9.1f} ms   {ratios[name]:6.2f} × ours   (first call {first[name]:.1f} s)")
-
-    wide = {
-        "d = 2, Canonical": ours(key, 2, mj.Canonical(), episodes),
-        "d = 3, Canonical": ours(key, 3, mj.Canonical(), episodes),
-        "d = 10, Windowed": ours(key, 10, mj.Windowed(4.0, neumann=4), episodes),
+    runs = {
+        "malliavin_jax": weighed(quartic(1), 1, mj.Canonical(), episodes),
+        "normals, added up": normals(STEPS, episodes),
+        "normals, stored": normals(STEPS, episodes, stored=True),
+        "normals, jax.random": normals_of_jax(episodes),
+        "numpy": lambda key: in_numpy(episodes),
+        "diffrax, path only": in_diffrax(episodes),
     }
-    first, best = race({name: (lambda run=run: run(key)) for name, run in wide.items()}, 2)
-    results["more_dimensions"] = {"first_call_s": first, "best_s": best}
+    first, best = race({name: (lambda run=run: run(key)) for name, run in runs.items()}, rounds)
+    title = f"{episodes} episodes × {STEPS} steps, d = 1, canonical weights, float32"
+    ratios = show(title, first, best, ours="malliavin_jax", unit="ms")
+    return {"first_call_s": first, "best_s": best, "ratio_to_ours": ratios}
+
+
+def more_dimensions(episodes):
+    """What a weight costs beyond one dimension."""
+    key, windowed = jax.random.key(0), mj.Windowed(4.0, neumann=4)
+    runs = {
+        "d = 2, Canonical": weighed(quartic(2), 2, mj.Canonical(), episodes),
+        "d = 3, Canonical": weighed(quartic(3), 3, mj.Canonical(), episodes),
+        "d = 10, Windowed": weighed(quartic(10), 10, windowed, episodes),
+    }
+    first, best = race({name: (lambda run=run: run(key)) for name, run in runs.items()}, 2)
     for name, seconds in best.items():
         print(f"  {name:24}{1e3 * seconds:9.1f} ms   {episodes / seconds:12.0f} episodes/s")
+    return {"first_call_s": first, "best_s": best}
 
-    results["temporary_bytes_per_episode"] = {}
-    for steps in (80, 320):
-        memory = ours(key, 1, mj.Canonical(), episodes, steps).lower(key).compile().memory_analysis()
-        results["temporary_bytes_per_episode"][steps] = memory.temp_size_in_bytes / episodes
-        print(f"  {steps} steps: {memory.temp_size_in_bytes / episodes:.0f} temporary bytes an episode")
-    if not fast:
-        print("written to", save("observe", results).name)
+
+def temporary_bytes(episodes, steps):
+    """Memory of the compiled program besides its results, for each episode."""
+    program = weighed(quartic(1), 1, mj.Canonical(), episodes, steps).lower(jax.random.key(0)).compile()
+    bytes_each = program.memory_analysis().temp_size_in_bytes / episodes
+    print(f"  {steps} steps: {bytes_each:.0f} temporary bytes an episode")
+    return bytes_each
+
+
+def main():
+    fast = parser(__doc__, "a tenth of the episodes, fewer rounds").parse_args().fast
+    episodes, rounds = (10_000, 5) if fast else (100_000, 15)
+    results = {"machine": machine(), "episodes": episodes, "steps": STEPS}
+    print(results["machine"])
+    results["one_dimension"] = one_dimension(episodes, rounds)
+    results["more_dimensions"] = more_dimensions(episodes)
+    results["temporary_bytes_per_episode"] = {steps: temporary_bytes(episodes, steps) for steps in (80, 320)}
+    save("observe", results, fast=fast)
 
 
 if __name__ == "__main__":

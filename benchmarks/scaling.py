@@ -11,26 +11,28 @@ results/scaling.json,
 """
 
 import argparse
+import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-STEPS, STEP_SIZE, ALPHAS = 80, 0.01, 32
+import jax
+import jax.numpy as jnp
+from common import STEP_SIZE, STEPS, exponent, machine, parser, quartic, race, save, weighed
+
+import malliavin_jax as mj
+
+ALPHAS = 32
 
 
 def stream(episodes, chunk_size=2**17):
     """Seconds of simulating, weighing and adding up `episodes`, everything compiled beforehand, and what came out."""
-    import jax
-    import jax.numpy as jnp
-
-    import malliavin_jax as mj
-
-    initial = lambda k: jax.random.normal(k, (1,), jnp.float32)  # noqa: E731
-    learner = mj.ForwardLearner(mj.potentials.Quartic(), initial, STEP_SIZE, gradient_noise=0.5)
+    learner = mj.ForwardLearner(mj.potentials.Quartic(), mj.initial.Normal(), STEP_SIZE, gradient_noise=0.5)
     grid = jnp.linspace(-1.5, 1.5, ALPHAS, dtype=jnp.float32)[:, None]
     empty = mj.Accumulator(grid, mj.Laplace(0.3), mj.potentials.Quadratic(precision=2.0))
 
@@ -47,21 +49,18 @@ def stream(episodes, chunk_size=2**17):
     return best, result.estimate()
 
 
-def child_stream(episodes):
-    """One stream in a process of its own, with its peak of memory."""
-    import resource
+# --- what a process of its own does ------------------------------------------------------------------------
 
+
+def alone(episodes):
+    """One stream, with the peak of memory of its process."""
     seconds, estimate = stream(episodes)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"seconds": seconds, "peak_bytes": peak, "largest_stderr": float(estimate.stderr.max())}
 
 
-def child_split(episodes, rank, processes, port):
+def split(episodes, rank=0, processes=1, port=0):
     """The same stream over a mesh of all devices."""
-    import jax
-
-    import malliavin_jax as mj
-
     if processes > 1:
         jax.distributed.initialize(f"localhost:{port}", processes, rank)
     with jax.set_mesh(mj.distributed.episode_mesh()):
@@ -69,22 +68,61 @@ def child_split(episodes, rank, processes, port):
     return {"seconds": seconds, "devices": jax.device_count(), "value": estimate.value[:, 0].tolist()}
 
 
-def children(calls, devices=1, cores=None):
-    """Run `calls` side by side, each in its own process, on `cores` if given; their results in order."""
+TASKS = {"alone": alone, "split": split}
+
+
+@contextlib.contextmanager
+def on_cores(cores):
+    """Processes that are started here run on these cores alone, where the system knows such a thing."""
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(cores) & before or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def start(task, *arguments, devices=1, cores=None):
+    """Begin a task in a process of its own, with so many devices, on `cores` if given."""
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     root = str(Path(__file__).parents[1])
     environment["PYTHONPATH"] = os.pathsep.join([root, environment.get("PYTHONPATH", "")])
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--child", call, "--cores", ",".join(map(str, cores[i])) if cores else ""],
-            env=environment, stdout=subprocess.PIPE, text=True,
+    with on_cores(cores):
+        return subprocess.Popen(
+            [sys.executable, __file__, "--task", json.dumps([task, *arguments])],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        for i, call in enumerate(calls)
-    ]  # fmt: skip
-    outputs = [process.communicate()[0] for process in running]
-    if any(process.returncode for process in running):
-        raise RuntimeError(f"a child failed: {calls}")
-    return [json.loads(output.strip().splitlines()[-1]) for output in outputs]
+
+
+def result(process):
+    """What a task returned."""
+    output = process.communicate()[0]
+    if process.returncode:
+        raise RuntimeError(f"a process failed: {process.args}")
+    return json.loads(output.strip().splitlines()[-1])
+
+
+# --- the three questions -----------------------------------------------------------------------------------
+
+
+def streams(few, many):
+    """The time of many episodes beside that predicted from few, and the peaks of memory."""
+    small, large = result(start("alone", few)), result(start("alone", many))
+    return {
+        "steps": STEPS,
+        "alphas": ALPHAS,
+        "episodes": [few, many],
+        "seconds": [small["seconds"], large["seconds"]],
+        "measured_to_predicted": large["seconds"] / (10 * small["seconds"]),
+        "seconds_extrapolated_to_ten_times_more": 10 * large["seconds"],
+        "peak_bytes": [small["peak_bytes"], large["peak_bytes"]],
+        "largest_stderr": [small["largest_stderr"], large["largest_stderr"]],
+    }
 
 
 def splitting(episodes):
@@ -92,17 +130,18 @@ def splitting(episodes):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    [one] = children([f"child_split({episodes}, 0, 1, 0)"], 1, [[0]])
-    [both_cores] = children([f"child_split({episodes}, 0, 1, 0)"], 1, [[0, 1]])
-    [two] = children([f"child_split({episodes}, 0, 1, 0)"], 2, [[0, 1]])
-    pair = children([f"child_split({episodes}, {rank}, 2, {port})" for rank in (0, 1)], 1, [[0], [1]])
+    one = result(start("split", episodes, cores=[0]))
+    both_cores = result(start("split", episodes, cores=[0, 1]))
+    two = result(start("split", episodes, devices=2, cores=[0, 1]))
+    pair = [start("split", episodes, rank, 2, port, cores=[rank]) for rank in (0, 1)]
+    pair = [result(process) for process in pair]
     values = [case["value"] for case in (one, two, pair[0])]
     largest = max(abs(a - b) for other in values[1:] for a, b in zip(values[0], other, strict=True))
     seconds = {
         "one device, one core": one["seconds"],
         "one device, two cores": both_cores["seconds"],
         "two devices, two cores": two["seconds"],
-        "two processes, two cores": max(p["seconds"] for p in pair),
+        "two processes, two cores": max(case["seconds"] for case in pair),
     }
     return {
         "episodes": episodes,
@@ -113,90 +152,57 @@ def splitting(episodes):
     }
 
 
-def growth(fast):
+def plain(episodes, steps=STEPS):
+    """One dimension, canonical weights."""
+    run = weighed(quartic(1), 1, mj.Canonical(), episodes, steps)
+    return lambda: run(jax.random.key(0))
+
+
+def by_products(dim, episodes):
+    """Weights by Hessian-vector products alone."""
+    dense = mj.potentials.Quartic(0.5)
+
+    def product(x, v):
+        return (3 * x * x + 1) * v + 0.5 * (jnp.pad(v[1:], (0, 1)) + jnp.pad(v[:-1], (1, 0)))
+
+    loss = mj.potentials.MatrixFree(dense.value, dense.gradient, product)
+    run = weighed(loss, dim, mj.Windowed(4.0, neumann=2), episodes)
+    return lambda: run(jax.random.key(0))
+
+
+def growth(shrink, rounds):
     """Times against N, steps and d with the fitted exponents."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from _timing import race
-
-    import malliavin_jax as mj
-    from malliavin_jax._base.checks import floats_to_arrays
-    from malliavin_jax.samples.bare import weights_at_steps
-    from malliavin_jax.samples.simulated import observe_steps
-
-    def plain(episodes, steps):
-        initial = lambda k: jax.random.normal(k, (1,), jnp.float32)  # noqa: E731
-        learner = floats_to_arrays(mj.ForwardLearner(mj.potentials.Quartic(), initial, STEP_SIZE), jnp.float32)
-        run = jax.jit(lambda k: observe_steps(k, learner, mj.Canonical(), episodes, (steps,)))
-        return lambda: run(jax.random.key(0))
-
-    def by_products(dim, episodes):
-        dense = mj.potentials.Quartic(0.5)
-
-        def product(x, v):
-            return (3 * x * x + 1) * v + 0.5 * (jnp.pad(v[1:], (0, 1)) + jnp.pad(v[:-1], (1, 0)))
-
-        loss = mj.potentials.MatrixFree(dense.value, dense.gradient, product)
-        initial = lambda k: jax.random.normal(k, (dim,), jnp.float32)  # noqa: E731
-        learner = floats_to_arrays(mj.ForwardLearner(loss, initial, STEP_SIZE), jnp.float32)
-        run = jax.jit(lambda k: weights_at_steps(k, learner, mj.Windowed(4.0, neumann=2), episodes, (STEPS,)))
-        return lambda: run(jax.random.key(0))
-
-    shrink = 100 if fast else 1
     sweeps = {
-        "episodes": {n // shrink: plain(n // shrink, STEPS) for n in (10**5, 3 * 10**5, 10**6, 3 * 10**6)},
+        "episodes": {n // shrink: plain(n // shrink) for n in (10**5, 3 * 10**5, 10**6, 3 * 10**6)},
         "steps": {steps: plain(10**6 // shrink, steps) for steps in (40, 80, 160, 320)},
         "dimensions": {d: by_products(d, 10**5 // shrink) for d in (1, 2, 3, 10, 30, 100)},
     }
     found = {}
     for name, contestants in sweeps.items():
-        _, best = race(contestants, 2 if fast else 5)
-        sizes = np.asarray(list(best), float)
-        slope = np.polyfit(np.log(sizes), np.log(list(best.values())), 1)[0]
-        found[name] = {"seconds": best, "exponent": float(slope)}
-        if name == "dimensions":  # the small ones are unrolled, four steps at a time in d = 1: another program
-            large = sizes >= 10
-            slope = np.polyfit(np.log(sizes[large]), np.log(np.asarray(list(best.values()))[large]), 1)[0]
-            found[name]["exponent_from_10_on"] = float(slope)
+        _, best = race(contestants, rounds)
+        found[name] = {"seconds": best, "exponent": exponent(list(best), list(best.values()))}
+    # The small dimensions are unrolled, four steps at a time in d = 1: another program.
+    large = {d: seconds for d, seconds in found["dimensions"]["seconds"].items() if d >= 10}
+    found["dimensions"]["exponent_from_10_on"] = exponent(list(large), list(large.values()))
     return found
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fast", action="store_true")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--cores", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(core) for core in arguments.cores.split(",")} & os.sched_getaffinity(0))
-    if arguments.child:
-        name, _, inside = arguments.child.rstrip(")").partition("(")
-        numbers = [int(number) for number in inside.split(",")]
-        print(json.dumps({"child_stream": child_stream, "child_split": child_split}[name](*numbers)))
-        return
-    from _timing import machine, save
-
-    shrink = 100 if arguments.fast else 1
-    few, many = 10**6 // shrink, 10**7 // shrink
-    [small] = children([f"child_stream({few})"])
-    [large] = children([f"child_stream({many})"])
+    arguments = parser(__doc__, "a hundredth of the work")
+    arguments.add_argument("--task", help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.task:
+        name, *numbers = json.loads(given.task)
+        return print(json.dumps(TASKS[name](*numbers)))
+    shrink = 100 if given.fast else 1
     results = {
         "machine": machine(),
-        "stream": {
-            "steps": STEPS, "alphas": ALPHAS, "episodes": [few, many],
-            "seconds": [small["seconds"], large["seconds"]],
-            "measured_to_predicted": large["seconds"] / (10 * small["seconds"]),
-            "seconds_extrapolated_to_ten_times_more": 10 * large["seconds"],
-            "peak_bytes": [small["peak_bytes"], large["peak_bytes"]],
-            "largest_stderr": [small["largest_stderr"], large["largest_stderr"]],
-        },
+        "stream": streams(10**6 // shrink, 10**7 // shrink),
         "splitting": splitting(2**20 // shrink),
-        "growth": growth(arguments.fast),
-    }  # fmt: skip
+        "growth": growth(shrink, rounds=2 if given.fast else 5),
+    }
     print(json.dumps(results, indent=2))
-    if not arguments.fast:
-        save("scaling", results)
+    save("scaling", results, fast=given.fast)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ with the exact trace and with random probes, for a nonlinear diffusion. Prints b
 results/theorem.json.
 """
 
-import argparse
 import math
 import time
 
@@ -16,11 +15,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _timing import machine, race, save
+from common import exponent, kernel_field, machine, oracle, parser, race, save, sweep
 from scipy import stats
 
 import malliavin_jax as mj
-from malliavin_jax import kernel, wiener
+from malliavin_jax import wiener
 
 VOL, STRIKE, START = 0.4, 1.1, 1.0
 STEPS = 32
@@ -88,13 +87,15 @@ def ours(sample, levels, localizer):
     return jax.lax.map(lambda level: wiener.conditional_expectation(sample, level, localizer), levels)
 
 
-@eqx.filter_jit
-def regression(field, levels, bandwidths):
-    def at(bandwidth):
-        narrow = eqx.tree_at(lambda f: f.bandwidth, field, bandwidth)
-        return jax.lax.map(lambda level: narrow(level[None]).value[0], levels)
-
-    return jax.lax.map(at, bandwidths)
+def kernel_gaps(sample, levels, truth):
+    """Errors of kernel regression of the payoffs on the average, (bandwidths, levels), by name."""
+    x = sample.g[:, None, None]
+    nothing, observed = jnp.zeros((*x.shape, 1), x.dtype), jnp.ones(x.shape[:2], bool)
+    points = mj.Samples(x, sample.ell[:, None, :], nothing, x, observed)
+    widths = jnp.asarray(BANDWIDTHS, x.dtype) * jnp.std(x)
+    for degree, name in ((0, "Nadaraya–Watson, oracle"), (1, "local linear, oracle")):
+        values = sweep(kernel_field(points, degree, 0.1), levels[:, None], widths)
+        yield name, np.asarray(values[..., 0], float) - truth
 
 
 def errors(sets):
@@ -113,27 +114,14 @@ def errors(sets):
                 squares.setdefault(name, []).append(np.mean(gap**2))
                 if name == "this library":
                     hits.append(np.mean(np.abs(gap) < 1.96 * np.asarray(estimate.stderr[:, 0])))
-            x = sample.g[:, None, None]
-            points = mj.Samples(
-                x, sample.ell[:, None, :], jnp.zeros((*x.shape, 1), x.dtype), x, jnp.ones(x.shape[:2], bool)
-            )
-            widths = jnp.asarray(BANDWIDTHS, x.dtype) * jnp.std(x)
-            fields = {"Nadaraya–Watson, oracle": kernel.NadarayaWatson(points, 0.1)}
-            fields["local linear, oracle"] = kernel.LocalPolynomial(points, 0.1, 1)
-            for name, field in fields.items():
-                gaps = np.asarray(regression(field, levels, widths), float) - truth
+            for name, gaps in kernel_gaps(sample, levels, truth):
                 squares.setdefault(name, []).append(np.mean(gaps**2, 1))
-        # the oracle has one bandwidth for all data sets of a size
-        rows[paths] = {name: float(np.min(np.sqrt(np.mean(s, 0)))) for name, s in squares.items()}
+        rows[paths] = {name: oracle(rows_of_sets)[0] for name, rows_of_sets in squares.items()}
         coverage[paths] = float(np.mean(hits))
         print(
             f"  {paths:8} paths  " + "  ".join(f"{name} {value:.5f}" for name, value in rows[paths].items()), flush=True
         )
     return rows, coverage
-
-
-def slope(x, y):
-    return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
 
 
 def costs(all_steps, rounds):
@@ -176,9 +164,7 @@ def costs(all_steps, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="fewer paths, data sets and increments")
-    fast = parser.parse_args().fast
+    fast = parser(__doc__, "fewer paths, data sets and increments").parse_args().fast
     began = time.perf_counter()
     results = {"machine": machine(), "steps": STEPS}
     print(results["machine"])
@@ -186,7 +172,7 @@ def main():
     sets = dict.fromkeys((1_000, 4_000, 16_000), 2) if fast else SETS
     sizes = tuple(sets)
     rows, coverage = errors(sets)
-    slopes = {name: slope(sizes, [rows[n][name] for n in sizes]) for name in rows[sizes[0]]}
+    slopes = {name: exponent(sizes, [rows[n][name] for n in sizes]) for name in rows[sizes[0]]}
     print("  slope in the number of paths: " + ", ".join(f"{name} {s:.2f}" for name, s in slopes.items()))
     print("  coverage of our 95 % intervals: " + ", ".join(f"{n}: {c:.0%}" for n, c in coverage.items()))
     results |= {"data_sets": sets, "rmse": rows, "slope": slopes, "coverage": coverage}
@@ -195,13 +181,12 @@ def main():
     steps = (16, 128) if fast else (16, 32, 64, 128, 256, 512)
     table = costs(steps, 2 if fast else 5)
     powers = {
-        name: slope(steps, [table[n]["microseconds_a_path"][name] for n in steps])
+        name: exponent(steps, [table[n]["microseconds_a_path"][name] for n in steps])
         for name in ("paths alone", "exact trace", "4 probes")
     }
     print("  power of the number of increments: " + ", ".join(f"{name} {p:.2f}" for name, p in powers.items()))
     results |= {"cost": table, "power_of_increments": powers, "seconds": time.perf_counter() - began}
-    if not fast:
-        print("written to", save("theorem", results).name)
+    save("theorem", results, fast=fast)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,21 @@
 from . import (
     diagnostics as diagnostics,
     distributed as distributed,
+    estimate as estimate,
+    fields as fields,
     io as io,
     kernel as kernel,
+    learner as learner,
     potentials as potentials,
+    recording as recording,
+    recovery as recovery,
+    samples as samples,
+    weights as weights,
     wiener as wiener,
 )
+from ._base.checkpoint import Checkpoint as Checkpoint
 from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
 from .estimate import (
-    AbstractLocalizer as AbstractLocalizer,
-    AbstractRadial as AbstractRadial,
     Centered as Centered,
     Estimate as Estimate,
     Gaussian as Gaussian,
@@ -31,29 +37,24 @@ from .fields import (
 from .learner import (
     ForwardLearner as ForwardLearner,
     Path as Path,
-    Point as Point,
-    Transition as Transition,
     initial as initial,
     simulate as simulate,
 )
-from .potentials import Polynomial as Polynomial, Potential as Potential
+from .potentials import Potential as Potential
 from .recording import (
-    Consistency as Consistency,
-    LearnerReport as LearnerReport,
     Recording as Recording,
     consistency as consistency,
     split_log as split_log,
 )
 from .recovery import (
     Loss as Loss,
+    loss_from_estimates as loss_from_estimates,
     loss_from_field as loss_from_field,
     loss_from_samples as loss_from_samples,
 )
 from .samples import (
     Samples as Samples,
-    Weighed as Weighed,
     observe as observe,
-    observe_weights as observe_weights,
     samples_from_paths as samples_from_paths,
 )
 from .streaming import (
@@ -63,13 +64,8 @@ from .streaming import (
 )
 from .weights import (
     Canonical as Canonical,
-    FixedWindow as FixedWindow,
     Reciprocal as Reciprocal,
-    Scheme as Scheme,
-    Window as Window,
     Windowed as Windowed,
-    best_rate as best_rate,
-    minimum_variance_window as minimum_variance_window,
     weigh as weigh,
 )
 

@@ -7,7 +7,7 @@ Both hold arrays of these names, as in `Recording`; nothing else, and nothing is
     hessian               (episodes, points, d, d), or (episodes, points, d) for its diagonal; may be absent
     step_size             () or (episodes,); may be absent
     inverse_temperature   () or (episodes,); may be absent
-    lengths               (episodes,), whole numbers of steps; may be absent: all rows count
+    last_steps            (episodes,), the number of steps each episode made; may be absent: all rows count
 
 or, for one long log with restarts inside (see `split_log`), `x` and `gradient` of shape (rows, d), `hessian` of shape
 (rows, d, d) or (rows, d), and
@@ -23,10 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from ._base.files import write_whole
+from .recording.long_log import split_log
 from .recording.npy import Column, archived_arrays
-from .recording.recording import OnBad, Recording, split_log
+from .recording.recording import OnBad, Recording
 
-ARRAYS = ("x", "gradient", "hessian", "step_size", "inverse_temperature", "lengths", "starts")
+ARRAYS = ("x", "gradient", "hessian", "step_size", "inverse_temperature", "last_steps", "starts")
 MAX_BYTES = 8 * 2**30
 _ROWS = 65536  # episodes written at a time
 
@@ -41,17 +43,57 @@ def load(
 ) -> Recording:
     """The recording in the `.npz` file or in the folder of `.npy` files at `path`.
 
-    - `step_size`, `inverse_temperature`: what the files do not hold; an error if they hold something else.
-    - `on_bad`: "refuse" the first bad episode, or "drop" the bad ones, as in `Recording`.
-    - `max_bytes`: refuse a `.npz` file that unpacks to more (default 8 GiB). A folder has no limit: its files are
-      mapped into memory and read in parts (`Recording.chunks`), except for one long log, which is cut in memory.
+    A folder has no limit of size: its files are mapped into memory and read in parts (`Recording.chunks`), except for
+    one long log, which is cut in memory.
 
-    ```python
-    mj.io.save(recording, folder / "log.npz")
-    mj.io.load(folder / "log.npz").num_episodes  # 2000
-    ```
+    Args:
+        path: the file or folder.
+        step_size: if the files do not hold it.
+        inverse_temperature: likewise.
+        on_bad: "refuse" the first bad episode, or "drop" the bad ones, as in `Recording`.
+        max_bytes: refuse a `.npz` file that unpacks to more (default 8 GiB).
+
+    Returns:
+        The recording, checked.
+
+    Raises:
+        ValueError: if there is nothing at `path`, if what is there is damaged, is not made of arrays of numbers with
+            the names above, or is no recording, and if `step_size` or `inverse_temperature` contradict it.
+
+    Example:
+        ```python
+        import tempfile
+        from pathlib import Path
+
+        import numpy as np
+        import malliavin_jax as mj
+
+        x = np.random.default_rng(0).normal(size=(20, 5, 1))
+        path = Path(tempfile.mkdtemp()) / "log.npz"
+        np.savez(path, x=x, gradient=x)
+        mj.io.load(path, step_size=0.01, inverse_temperature=1.0).num_episodes  # 20
+        ```
     """
     path = Path(path)
+    arrays = _arrays_at(path, max_bytes)
+    for name, value in (("step_size", step_size), ("inverse_temperature", inverse_temperature)):
+        if value is not None:
+            if name in arrays and not np.array_equal(np.asarray(arrays[name][...]), np.asarray(value)):
+                raise ValueError(f"{name} is in {path} already, and is not {value}")
+            arrays[name] = value
+    try:
+        if "starts" not in arrays:
+            return Recording(**arrays, on_bad=on_bad)
+        if "last_steps" in arrays:
+            raise ValueError("last_steps do not go with starts: an episode lasts until the next one starts")
+        arrays["starts"] = np.asarray(arrays["starts"])
+        return split_log(**arrays, on_bad=on_bad)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _arrays_at(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The arrays at `path` by their names, which must be those of a recording."""
     if path.is_dir():
         names = sorted(file.stem for file in path.glob("*.npy"))
         arrays: dict[str, Any] = {name: Column(path / f"{name}.npy", str(path / f"{name}.npy")) for name in names}
@@ -59,54 +101,49 @@ def load(
         arrays = dict(archived_arrays(path, max_bytes))
     else:
         raise ValueError(f"{path} must be a .npz file or a folder of .npy files, and is not there")
+    if "lengths" in arrays:
+        raise ValueError(f"{path} holds lengths, as version 0.1.0 wrote it: the array is now called last_steps")
     unknown = sorted(set(arrays) - set(ARRAYS))
     if unknown:
         raise ValueError(f"{path} holds unknown arrays {', '.join(unknown)}; the names are {', '.join(ARRAYS)}")
     for name in ("x", "gradient"):
         if name not in arrays:
             raise ValueError(f"{path} must hold {name}; it holds {', '.join(sorted(arrays)) or 'no array'}")
-    for name, value in (("step_size", step_size), ("inverse_temperature", inverse_temperature)):
-        if value is not None:
-            if name in arrays and not np.array_equal(np.asarray(arrays[name][...]), np.asarray(value)):
-                raise ValueError(f"{name} is in {path} already, and is not {value}")
-            arrays[name] = value
-    main = [arrays.pop(name, None) for name in ("x", "gradient", "hessian")]
-    try:
-        if "starts" not in arrays:
-            return Recording(*main, **arrays, on_bad=on_bad)
-        if "lengths" in arrays:
-            raise ValueError("lengths do not go with starts: an episode lasts until the next one starts")
-        arrays["starts"] = np.asarray(arrays["starts"])
-        return split_log(*main, **arrays, on_bad=on_bad)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return arrays
 
 
-def save(recording: Recording, path: str | os.PathLike, *, compress: bool = False) -> None:
-    """Write a recording to `path`: a `.npz` file if it is called so, else a folder of `.npy` files, in parts.
+def save(path: str | os.PathLike, recording: Recording, *, compress: bool = False) -> None:
+    """Write a recording: to a `.npz` file if `path` is called so, else to a folder of `.npy` files, in parts.
 
-    `compress` is for `.npz` files. Dropped episodes are not written. A file is replaced whole or not at all.
+    Dropped episodes are not written. A file is replaced whole or not at all.
 
-    ```python
-    mj.io.save(recording, folder / "episodes")  # a folder of .npy files, which may be larger than memory
-    mj.io.load(folder / "episodes").dim  # 1
-    ```
+    Args:
+        path: a file that ends in `.npz`, or a folder that is new or empty.
+        recording: the episodes.
+        compress: for `.npz` files.
+
+    Raises:
+        ValueError: if the folder holds `.npy` files already, or if it is to be compressed.
+
+    Example:
+        ```python
+        import tempfile
+        from pathlib import Path
+
+        import numpy as np
+        import malliavin_jax as mj
+
+        x = np.random.default_rng(0).normal(size=(20, 5, 1))
+        folder = Path(tempfile.mkdtemp()) / "episodes"
+        mj.io.save(folder, mj.Recording(x, x, step_size=0.01))  # .npy files, which may be larger than memory
+        mj.io.load(folder).dim  # 1
+        ```
     """
     path = Path(path)
-    settings = {
-        name: value
-        for name, value in recording.part(0, 0).items()
-        if name in ("step_size", "inverse_temperature") and value is not None and value.ndim == 0
-    }
     if path.suffix == ".npz":
-        draft = path.with_name(f".{path.name}.tmp")
-        arrays = {**{n: v for n, v in recording.part().items() if v is not None}, **settings}
-        try:
-            with open(draft, "wb") as file:
-                (np.savez_compressed if compress else np.savez)(file, allow_pickle=False, **arrays)
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        arrays: dict[str, Any] = {name: array for name, array in recording.part().items() if array is not None}
+        savez = np.savez_compressed if compress else np.savez
+        write_whole(path, lambda file: savez(file, allow_pickle=False, **arrays))
         return
     if compress:
         raise ValueError(f"compress needs a .npz file, got {path}")
@@ -114,12 +151,13 @@ def save(recording: Recording, path: str | os.PathLike, *, compress: bool = Fals
     stale = [file.name for file in path.glob("*.npy")]
     if stale:
         raise ValueError(f"{path} must be a new or an empty folder, it holds {', '.join(sorted(stale))}")
-    for name, value in settings.items():
-        np.save(path / f"{name}.npy", value, allow_pickle=False)
+    for name, value in (("step_size", recording.step_size), ("inverse_temperature", recording.inverse_temperature)):
+        if value is not None and value.ndim == 0:  # one number for all episodes
+            np.save(path / f"{name}.npy", value, allow_pickle=False)
     files: dict[str, np.ndarray] = {}
     for start in range(0, recording.num_episodes, _ROWS):
         for name, rows in recording.part(start, start + _ROWS).items():
-            if rows is None or name in settings:
+            if not isinstance(rows, np.ndarray) or rows.ndim == 0:
                 continue
             if name not in files:
                 shape = (recording.num_episodes, *rows.shape[1:])

@@ -1,8 +1,16 @@
 """Strict settings for every test: float64, no silent promotion of rank or dtype, shapes checked."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Most of the time goes to the compiler: what one worker compiles serves the others, and the processes they start.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="malliavin_jax_compiled_")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
 import jaxtyping

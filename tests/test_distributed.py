@@ -109,7 +109,7 @@ def eight_devices(directory, auto):
         positions = chain(mj.TrueField(LEARNER.potential), starts)
         assert not positions.sharding.is_fully_replicated  # each device moves its own chains
         # Nothing but sums travels between the devices.
-        text = jax.jit(lambda s: EMPTY.add(s).total).lower(samples).compile().as_text()
+        text = jax.jit(lambda s: EMPTY.add(s).contents.total).lower(samples).compile().as_text()
         assert "all-reduce" in text
         assert not any(word in text for word in ("all-gather", "all-to-all", "collective-permute"))
         for call, match in ((lambda: mj.observe(KEY, LEARNER, num_episodes=9, times=[0.2]), "multiple of the mesh's 8"),

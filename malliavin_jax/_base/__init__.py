@@ -1,1 +1,1 @@
-"""What every room stands on: types, checks, devices, small tensors, checkpoints, progress."""
+"""What every room stands on: types, checks, devices, small tensors, files, fingerprints, checkpoints, progress."""

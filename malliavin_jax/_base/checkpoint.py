@@ -1,191 +1,176 @@
-"""Long runs: legs, a progress bar, and checkpoints that are replaced whole or not at all, never pickled."""
+"""Checkpoints of long runs: how much of a run is done, and its state then, in a file that is never half written."""
 
-import json
 import os
 import time
-import zipfile
-import zlib
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from .fingerprint import _is_key, _raw, fingerprint
-from .progress import Bar
+from .checks import check_count
+from .files import read_archive, write_archive
+from .fingerprint import fingerprint, is_key, raw
 
-# What a damaged or foreign file makes NumPy and zipfile raise.
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-_CONFIGURATION = "configuration"
-_SAVE_EVERY = 30.0  # seconds between the checkpoints of a journal
+_SECONDS = 30.0  # between two writes, where they are not counted in units of work
 
 
-def save(path: Path, configuration: dict[str, str], trees: dict[str, Any]) -> None:
-    """Write `trees` and the fingerprints of the run to `path`, atomically.
+class Checkpoint(eqx.Module):
+    """A file from which an interrupted run goes on: pass it, or just its path, as `checkpoint` to a long run.
 
-    The file is written beside its final place, flushed to disk and moved over the old one, so that `path`
-    holds the old checkpoint or the new one, whole, whenever the process dies. A leftover of a killed write
-    has a fixed name and is overwritten by the next one.
-    """
-    arrays = {_CONFIGURATION: np.asarray(json.dumps(configuration))}
-    for name, tree in trees.items():
-        for number, leaf in enumerate(jax.tree.leaves(tree)):
-            arrays[f"{name}_{number}"] = _raw(leaf)
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(draft, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # the move itself is only durable once the directory is
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+    When the file is there, the same call continues from it, and ends in the same bits as one never interrupted; a file
+    of another run (another key, field, step size, …) is refused and left as it is. The file is written every so often,
+    when the run ends and when it is interrupted. It is an `.npz` archive without pickles, and is replaced whole or not
+    at all, so that a process killed in the middle of a write loses nothing but what came after the write before. Of
+    several processes the first one writes, and all must be able to read.
 
+    Args:
+        path: the file, in a directory that exists.
+        every: after how much work to write: so many steps of `passive_langevin`, chunks of `accumulate` or episodes of
+            `observe_and_accumulate`. None: ten times in a run of `passive_langevin`, twice a minute in the others.
 
-def read(path: Path, names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, list[np.ndarray]]]:
-    """The configuration in the file at `path`, and the leaves of each named tree."""
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
-            written = dict(json.loads(str(stored[_CONFIGURATION])))
-            # Members keep the order they were written in, which is that of the leaves.
-            trees = {name: [stored[f] for f in stored.files if f.startswith(f"{name}_")] for name in names}
-    except _UNREADABLE as error:
-        raise ValueError(
-            f"checkpoint {path} cannot be read: truncated, damaged or not a checkpoint ({error}). "
-            "It was left as it is; move it away to start again"
-        ) from error
-    return written, trees
+    Raises:
+        ValueError: if `path` is a directory, or its directory does not exist, or `every` is not at least 1.
 
+    Example:
+        ```python
+        import tempfile
+        from pathlib import Path
 
-def load(path: Path, configuration: dict[str, str], names: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
-    """The leaves of each named tree in the checkpoint at `path`, which must be of this configuration."""
-    written, trees = read(path, names)
-    if written != configuration:
-        differs = [name for name in configuration if written.get(name) != configuration[name]]
-        raise ValueError(
-            f"checkpoint {path} belongs to another configuration: it differs in {', '.join(differs)}. "
-            "It was left as it is; give another path, or the arguments it was made with"
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        field = mj.TrueField(mj.potentials.Quartic())
+        file = Path(tempfile.mkdtemp()) / "chain.npz"
+        settings = dict(num_steps=100, step_size=0.05, inverse_temperature=1.0)
+        chain = mj.passive_langevin(
+            jax.random.key(1), field, jnp.zeros((8, 1)), **settings, checkpoint=mj.Checkpoint(file, every=20)
         )
-    return trees
-
-
-def checked_path(path: Any) -> Path:
-    """Where a checkpoint may be written."""
-    path = Path(path)
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"checkpoint must be a file in a directory that exists, got {str(path)!r}")
-    return path
-
-
-def restore(leaves: list[np.ndarray], like: Any) -> Any:
-    """A tree shaped as `like` from its stored leaves, with keys wrapped again."""
-
-    def rebuild(leaf: np.ndarray, model: Any) -> Any:
-        array = jnp.asarray(leaf)
-        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(model)) if _is_key(model) else array
-
-    models, structure = jax.tree.flatten(like)
-    return structure.unflatten([rebuild(leaf, model) for leaf, model in zip(leaves, models, strict=True)])
-
-
-class Checkpoints(NamedTuple):
-    """Where to save, after which steps, and the fingerprints of the run."""
-
-    path: Path
-    marks: frozenset[int]
-    configuration: dict[str, str]
-
-
-def run_in_legs(
-    advance: Callable[[Any, int, int], tuple[Any, Sequence[np.ndarray]]],
-    state: Any,
-    marks: Sequence[int],
-    *,
-    checkpoints: Checkpoints | None,
-    progress: bool,
-) -> list[np.ndarray]:
-    """Carry `state` from mark to mark, and join the (chains, kept, …) arrays that each leg records.
-
-    `advance(state, start, stop)` does the steps start … stop − 1. Each mark in `checkpoints` is saved; a file
-    that is already there is where the run begins.
+        again = mj.passive_langevin(jax.random.key(1), field, jnp.zeros((8, 1)), **settings, checkpoint=file)
+        bool((again.positions == chain.positions).all())  # True: read back from the file, without a step
+        ```
     """
-    step = 0
-    parts: list[Sequence[np.ndarray]] = []
-    if checkpoints is not None and checkpoints.path.exists():
-        stored = load(checkpoints.path, checkpoints.configuration, ("step", "state", "records"))
-        step, state = int(stored["step"][0]), restore(stored["state"], state)
-        parts.append(stored["records"])
-    with Bar(marks[-1], step, enabled=progress) as bar:
-        for mark in (m for m in marks if m > step):
-            state, records = advance(state, step, mark)
-            parts.append(records)
-            if checkpoints is not None and mark in checkpoints.marks:
-                parts[:] = [_join(parts)]
-                save(
-                    checkpoints.path,
-                    checkpoints.configuration,
-                    {"step": np.asarray(mark), "state": state, "records": parts[0]},
-                )
-            bar.advance(mark - step)
-            step = mark
-    return _join(parts)
+
+    path: Path = eqx.field(static=True)
+    every: int | None = eqx.field(static=True)
+
+    def __init__(self, path: str | os.PathLike, every: int | None = None):
+        self.path = Path(path)
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise ValueError(f"checkpoint must be a file in a directory that exists, got {str(path)!r}")
+        self.every = None if every is None else check_count("every", every)
 
 
-def _join(parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    return [np.concatenate(leaves, axis=1) for leaves in zip(*parts, strict=True)]
+def as_checkpoint(checkpoint: str | os.PathLike | Checkpoint | None) -> Checkpoint | None:
+    """A path stands for the checkpoint there."""
+    return checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+
+
+class Stage(NamedTuple):
+    """How much of a run is done, and its state then."""
+
+    done: int
+    state: Any
 
 
 class Journal:
-    """The checkpoint of a stream of unknown length: how much of it is done, and the state then.
+    """The checkpoint of one run while it runs; without a `checkpoint` it does nothing.
 
-    As a context it saves when the stream ends, and when something goes wrong in it: what is done stays done. Of several
-    processes, which all hold the same state, the first one writes and all must be able to read.
+    As a context it writes what is not yet written when the run ends, also when it ends in an exception.
+
+    Args:
+        checkpoint: where to write, and how often.
+        run: what makes the run what it is, by name; a file in which one of these differs is refused.
     """
 
-    def __init__(self, path: Any, **things: Any):
-        self._path = None if path is None else checked_path(path)
-        self._configuration = {} if path is None else {name: fingerprint(thing) for name, thing in things.items()}
-        self._unsaved: tuple[int, Any] | None = None
-        self._saved_at = time.monotonic()
+    def __init__(self, checkpoint: Checkpoint | None, **run: Any):
+        self._checkpoint = checkpoint
+        # Fingerprints read all the data of a field: none are made where nothing is saved.
+        self._configuration = {} if checkpoint is None else {name: fingerprint(thing) for name, thing in run.items()}
+        self._found = self._read()  # first of all: a file of another run is refused before anything is computed
+        self._noted: Stage | None = None  # what is not yet written
+        self._written = 0
+        self._written_at = time.monotonic()
 
-    def resume(self, state: Any) -> tuple[int, Any]:
-        """How much is done, and the state to go on from: that of the file if there is one, else `state`."""
-        done = 0
-        if self._path is not None and self._path.exists():
-            stored = load(self._path, self._configuration, ("done", "state"))
-            done, state = int(stored["done"][0]), restore(stored["state"], state)
-        if self._path is not None and jax.process_count() > 1:
-            multihost_utils.assert_equal(np.asarray(done), f"checkpoint {self._path} must be seen by every process")
-        return done, state
+    def resume(self, state: Any) -> Stage:
+        """Where to go on from: the stage in the file if there was one, else nothing done and `state`."""
+        found, self._found = self._found, None
+        self._written = 0 if found is None else int(found["done"])
+        if self._checkpoint is not None and jax.process_count() > 1:
+            complaint = f"checkpoint {self._checkpoint.path} must be seen by every process"
+            multihost_utils.assert_equal(np.asarray(self._written), complaint)
+        return Stage(self._written, state if found is None else _restore(found, state))
 
     def note(self, done: int, state: Any) -> None:
-        self._unsaved = done, state
-        if time.monotonic() - self._saved_at > _SAVE_EVERY:
-            self._save()
+        """Take note of a stage, and write it if it is time."""
+        if self._checkpoint is None:
+            return
+        self._noted = Stage(done, state)
+        every = self._checkpoint.every
+        if every is None:
+            is_time = time.monotonic() - self._written_at > _SECONDS
+        else:
+            is_time = done // every > self._written // every
+        if is_time:
+            self._write()
 
-    def _save(self) -> None:
-        if self._path is not None and self._unsaved is not None and jax.process_index() == 0:
-            done, state = self._unsaved
-            save(self._path, self._configuration, {"done": np.asarray(done, np.int64), "state": state})
-        self._unsaved, self._saved_at = None, time.monotonic()
+    def _read(self) -> dict[str, np.ndarray] | None:
+        """The arrays in the file, if there is one; it must be of this run."""
+        if self._checkpoint is None or not self._checkpoint.path.exists():
+            return None
+        path = self._checkpoint.path
+        header, arrays = read_archive(path, kind="checkpoint")
+        if header != self._configuration:
+            names = {**self._configuration, **header}
+            differs = [name for name in names if header.get(name) != self._configuration.get(name)]
+            raise ValueError(
+                f"checkpoint {path} belongs to another configuration: it differs in {', '.join(differs)}. "
+                "It was left as it is; give another path, or the arguments it was made with"
+            )
+        return arrays
+
+    def _write(self) -> None:
+        """Write the stage noted last, if it is not yet written."""
+        if self._checkpoint is None or self._noted is None:
+            return
+        done, state = self._noted
+        if jax.process_index() == 0:  # all processes hold the same state
+            arrays = {"done": np.asarray(done, np.int64), **_named_leaves(state)}
+            write_archive(self._checkpoint.path, self._configuration, arrays)
+        self._noted, self._written, self._written_at = None, done, time.monotonic()
 
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, kind: Any, *exception: object) -> None:
-        self._save()
-        if kind is None and self._path is not None and jax.process_count() > 1:
+        self._write()
+        if kind is None and self._checkpoint is not None and jax.process_count() > 1:
             multihost_utils.sync_global_devices("checkpoint saved")
+
+
+def _name(path: Any) -> str:
+    """The name of a leaf, by its place in the state: "state.records.density"."""
+    return ".".join(["state", *(jax.tree_util.keystr((entry,), simple=True) for entry in path)])
+
+
+def _named_leaves(state: Any) -> dict[str, np.ndarray]:
+    """The arrays of a state by name, keys as the words behind them."""
+    return {_name(path): raw(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _restore(arrays: dict[str, np.ndarray], like: Any) -> Any:
+    """A state as `like` from its arrays: NumPy's stay NumPy's, the words of random keys become keys again."""
+
+    def rebuild(path: Any, model: Any) -> Any:
+        array = arrays[_name(path)]
+        if isinstance(model, np.ndarray):
+            return array
+        if is_key(model):
+            return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(model))
+        return jnp.asarray(array)
+
+    return jax.tree_util.tree_map_with_path(rebuild, like)

@@ -34,6 +34,12 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
+def check_finite(name: str, value: Any) -> None:
+    """Refuse an array with an entry that is not finite (a traced value passes)."""
+    if is_concrete(value) and not np.all(np.isfinite(value)):
+        raise ValueError(f"{name} must be finite, got {value}")
+
+
 def check_nonnegative(name: str, value: Any) -> None:
     """Refuse a number that is negative or not finite (a traced value passes)."""
     if is_concrete(value) and not (np.all(np.isfinite(value)) and np.all(np.asarray(value) >= 0)):

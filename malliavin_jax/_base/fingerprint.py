@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of typed random keys."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _raw(leaf: Any) -> np.ndarray:
+def raw(leaf: Any) -> np.ndarray:
     """The numbers of an array; for a typed key, the words behind it."""
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def fingerprint(thing: Any) -> str:
@@ -37,8 +38,8 @@ def _feed(digest: Any, thing: Any, above: tuple[int, ...]) -> None:
         return digest.update(b"cycle")
     above = (*above, id(thing))
     if isinstance(thing, jax.Array | np.ndarray | np.generic):
-        kind = str(jax.random.key_impl(cast(Any, thing))) if _is_key(thing) else ""
-        values = _raw(thing)
+        kind = str(jax.random.key_impl(cast(Any, thing))) if is_key(thing) else ""
+        values = raw(thing)
         digest.update(f"array{kind}{values.dtype}{values.shape}".encode() + values.tobytes())
     elif isinstance(thing, types.FunctionType):
         digest.update(f"function{thing.__module__}{thing.__qualname__}".encode())

@@ -12,11 +12,11 @@ import numpy as np
 from .. import __version__
 
 _DATA = """DATA is a .npz file or a folder of .npy files with the arrays
-  x         (episodes, points, d)      row k: the position after k steps
-  gradient  (episodes, points, d)      row k: the gradient used there
-  hessian   (episodes, points, d, d)   or (episodes, points, d), its diagonal
-  step_size, inverse_temperature       numbers, or one for each episode
-  lengths   (episodes,)                steps that each episode made, if they differ
+  x           (episodes, points, d)      row k: the position after k steps
+  gradient    (episodes, points, d)      row k: the gradient used there
+  hessian     (episodes, points, d, d)   or (episodes, points, d), its diagonal
+  step_size, inverse_temperature         numbers, or one for each episode
+  last_steps  (episodes,)                steps that each episode made, if they differ
 or one long log, x and gradient (rows, d), with starts, the rows at which episodes start.
 """
 _AXIS = 100_000  # points of a grid on one axis
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return _failed(str(error))
     except MemoryError:
-        return _failed("not enough memory; a folder of .npy files and --chunk need less")
+        return _failed("not enough memory; a folder of .npy files and --chunk-size need less")
 
 
 def _failed(message: str) -> int:
@@ -61,9 +61,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from . import commands
 
     request = commands.Request(
-        *(getattr(arguments, name, None) for name in ("step_size", "inverse_temperature", "times", "steps", "chunk")),
-        safe=getattr(arguments, "safe", False),
-        drop=arguments.drop_bad,
+        step_size=arguments.step_size,
+        inverse_temperature=arguments.inverse_temperature,
+        times=arguments.times,
+        steps=arguments.steps,
+        chunk_size=arguments.chunk_size,
+        safe=arguments.safe,
+        drop_bad=arguments.drop_bad,
     )
     if arguments.command == "check":
         return commands.run_check(arguments.data, arguments.out, request, _say)
@@ -81,50 +85,89 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"malliavin-jax {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_check(commands)
+    _add_estimate(commands)
+    _add_recover(commands)
+    _add_reproduce(commands)
+    return parser
 
-    check = _command(
-        commands, "check", "does the recorded run look like the learner it is said to come from?",
-        "Hold recorded data against the law of the learner: residual variance, Gaussianity, whiteness, step size and "
-        "temperature, integration by parts.",
-        "malliavin-jax check run.npz\n  malliavin-jax check run.npz --step-size 0.01 --inverse-temperature 1",
-        _CODES + ",\n1 the data do not fit the learner",
-    )  # fmt: skip
+
+def _add_check(commands: Any) -> None:
+    check = _data_command(
+        commands,
+        "check",
+        help="does the recorded run look like the learner it is said to come from?",
+        description="Hold recorded data against the law of the learner: residual variance, Gaussianity, whiteness, "
+        "step size and temperature, integration by parts.",
+        examples="malliavin-jax check run.npz\n  malliavin-jax check run.npz --step-size 0.01 --inverse-temperature 1",
+        codes=_CODES + ",\n1 the data do not fit the learner",
+    )
     check.add_argument("--out", type=Path, metavar="DIR", help="write check.json there")
+    check.set_defaults(times=None, steps=None, chunk_size=None, safe=False)
 
-    estimate = _command(
-        commands, "estimate", "the gradient of the loss at points or on a grid, with error bars",
-        "Estimate the gradient of the learner's loss at points it need not have visited: estimate.csv, estimate.json "
-        "and, in one and two dimensions, estimate.png.",
-        "malliavin-jax estimate run.npz --grid -1:1:41\n"
+
+def _add_estimate(commands: Any) -> None:
+    estimate = _data_command(
+        commands,
+        "estimate",
+        help="the gradient of the loss at points or on a grid, with error bars",
+        description="Estimate the gradient of the learner's loss at points it need not have visited: estimate.csv, "
+        "estimate.json and, in one and two dimensions, estimate.png.",
+        examples="malliavin-jax estimate run.npz --grid -1:1:41\n"
         "  malliavin-jax estimate run.npz --at 0.1,0.5 -0.3,0.2 --steps 20 40 80",
-        _CODES,
-    )  # fmt: skip
+        codes=_CODES,
+    )
     where = estimate.add_mutually_exclusive_group(required=True)
     where.add_argument("--at", nargs="+", metavar="POINT", help="points, as numbers separated by commas: 0.1,0.5")
     where.add_argument("--grid", type=_grid, metavar="GRID", help="low:high:count for each axis, separated by commas")
+    _add_estimation_options(estimate)
 
-    recover = _command(
-        commands, "recover", "the loss itself on a grid, in one and two dimensions",
-        "Recover the learner's loss by integrating the estimated gradient: loss.csv, loss.png, gradient.csv, "
-        "gradient.png, report.txt.",
-        "malliavin-jax recover run.npz --out recovered\n  malliavin-jax recover run.npz --grid -1:1:41,-2:2:41 --safe",
-        _CODES,
+
+def _add_recover(commands: Any) -> None:
+    recover = _data_command(
+        commands,
+        "recover",
+        help="the loss itself on a grid, in one and two dimensions",
+        description="Recover the learner's loss by integrating the estimated gradient: loss.csv, loss.png, "
+        "gradient.csv, gradient.png, report.txt.",
+        examples="malliavin-jax recover run.npz --out recovered\n"
+        "  malliavin-jax recover run.npz --grid -1:1:41,-2:2:41 --safe",
+        codes=_CODES,
+    )
+    recover.add_argument(
+        "--grid",
+        type=_grid,
+        metavar="GRID",
+        help="low:high:count for each axis, with commas (default: where the data are)",
+    )
+    _add_estimation_options(recover)
+
+
+def _add_estimation_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--out", type=Path, default=Path("out"), metavar="DIR", help="where to write (default: out)"
     )  # fmt: skip
-    recover.add_argument("--grid", type=_grid, metavar="GRID",
-                         help="low:high:count for each axis, with commas (default: where the data are)")  # fmt: skip
+    stops = command.add_mutually_exclusive_group()
+    stops.add_argument("--times", type=float, nargs="+", metavar="S", help="conditioning times")
+    stops.add_argument(
+        "--steps",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="conditioning steps (default: eight, up to the median number of steps)",
+    )
+    command.add_argument(
+        "--safe", action="store_true", help="short localizer: where episodes end because of where they are"
+    )
+    command.add_argument(
+        "--chunk-size",
+        type=_count,
+        metavar="N",
+        help="read N episodes at a time (default: all at once if they fit)",
+    )
 
-    for command in (estimate, recover):
-        command.add_argument("--out", type=Path, default=Path("out"), metavar="DIR",
-                             help="where to write (default: out)")  # fmt: skip
-        stops = command.add_mutually_exclusive_group()
-        stops.add_argument("--times", type=float, nargs="+", metavar="S", help="conditioning times")
-        stops.add_argument("--steps", type=int, nargs="+", metavar="K",
-                           help="conditioning steps (default: eight, up to the median length)")  # fmt: skip
-        command.add_argument("--safe", action="store_true",
-                             help="short localizer: where episodes end because of where they are")  # fmt: skip
-        command.add_argument("--chunk", type=_count, metavar="N",
-                             help="read N episodes at a time (default: all at once if they fit)")  # fmt: skip
 
+def _add_reproduce(commands: Any) -> None:
     reproduce = commands.add_parser(
         "reproduce",
         help="the paper's numerical example: four figures, a table of errors, a JSON file",
@@ -134,16 +177,17 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to write (default: out)")
     reproduce.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     reproduce.add_argument("--fast", action="store_true", help="a smaller run, for a first look")
-    return parser
 
 
-def _command(commands: Any, name: str, help: str, description: str, example: str, codes: str) -> Any:
+def _data_command(
+    commands: Any, name: str, *, help: str, description: str, examples: str, codes: str
+) -> argparse.ArgumentParser:
     """A command that reads recorded data."""
     parser = commands.add_parser(
         name,
         help=help,
         description=description,
-        epilog=f"{_DATA}\nexamples:\n  {example}\n\n{codes}",
+        epilog=f"{_DATA}\nexamples:\n  {examples}\n\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("data", type=Path, metavar="DATA", help="a .npz file or a folder of .npy files")
@@ -154,17 +198,19 @@ def _command(commands: Any, name: str, help: str, description: str, example: str
 
 
 def _shielded(word: str) -> str:
-    """A word such as -1:1:41 or -0.3,0.2 is a value, not an option; argparse believes it of words with a space."""
+    """A word such as -1:1:41 or -0.3,0.2 as a value: argparse takes a word that begins with a space for no option."""
     return f" {word}" if re.match(r"-[\d.].*[:,]", word) else word
 
 
 def _count(text: str) -> int:
+    """A whole number, at least 2."""
     if not text.strip().isdigit() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 2, got {text!r}")
     return int(text)
 
 
 def _grid(text: str) -> list[np.ndarray]:
+    """The axes in low:high:count, one or several separated by commas."""
     axes = []
     for part in text.strip().split(","):
         try:
@@ -181,6 +227,7 @@ def _grid(text: str) -> list[np.ndarray]:
 
 
 def _points(words: Sequence[str]) -> np.ndarray:
+    """Points as rows, from words such as 0.1,0.5."""
     try:
         points = np.asarray([[float(number) for number in word.split(",")] for word in words])
     except ValueError:
@@ -188,7 +235,3 @@ def _points(words: Sequence[str]) -> np.ndarray:
     if not np.all(np.isfinite(points)):
         raise ValueError(f"--at must be points with equally many numbers, separated by commas, got {' '.join(words)}")
     return points
-
-
-if __name__ == "__main__":
-    sys.exit(main())

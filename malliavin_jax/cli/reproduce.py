@@ -10,13 +10,12 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 from .. import plots
 from .._base.types import Key, Vector
@@ -27,6 +26,7 @@ from ..estimate.ratio import Estimate
 from ..fields.fresh import FreshField, TrueField
 from ..fields.malliavin import MalliavinField
 from ..kernel.fields import NadarayaWatson
+from ..learner.initial import Normal
 from ..learner.learner import ForwardLearner
 from ..potentials.analytic import Quartic
 from ..recovery.density import loss_from_samples
@@ -36,10 +36,11 @@ from ..samples.simulated import observe
 from ..weights.canonical import Canonical
 from ..weights.scheme import Scheme
 from ..weights.windowed import Reciprocal
+from .pictures import picture
 
 TIME, STEP_SIZE, BETA, ETA = 0.8, 0.01, 1.0, 0.05
 RANGE = (-2.0, 2.0)
-LIMIT, EDGE = 20.0, 2.5
+LIMIT, EDGE = 20.0, 2.5  # of the paper's estimate, and of the positions at which it is asked
 OURS, PAPER, KERNEL, EXACT = "malliavin_jax", "paper, literally", "kernel", "true gradient"
 PAPER_SCHEME = Reciprocal(third="ito", jacobian="exponential")
 
@@ -61,76 +62,83 @@ class LiteralField(eqx.Module):
             assert key is not None
             samples = observe(key, self.learner, num_episodes=self.num_episodes, times=[TIME], scheme=PAPER_SCHEME)
         at = jnp.clip(alpha, -EDGE, EDGE)
-        estimate = conditional_expectation(samples, samples.gradient, samples.hessian, at, Heaviside())
+        estimate = conditional_expectation(
+            samples, samples.gradient, samples.require_hessian("LiteralField"), at, Heaviside()
+        )
         value = jnp.where(alpha == at, jnp.clip(estimate.value, -LIMIT, LIMIT), LIMIT * jnp.sign(alpha))
         return eqx.tree_at(lambda e: e.value, estimate, value)
+
+
+class Extent(NamedTuple):
+    """How much is simulated."""
+
+    episodes: int
+    chains: int
+    fresh_chains: int
+    steps: int
+    burn_in: int
+
+
+FULL = Extent(episodes=5000, chains=256, fresh_chains=8, steps=2300, burn_in=300)
+FAST = Extent(episodes=1000, chains=32, fresh_chains=4, steps=600, burn_in=100)
+
+
+class Observed(NamedTuple):
+    """The same episodes, weighed as this library does and as the paper does."""
+
+    ours: Samples
+    paper: Samples
+
+
+class Fields(NamedTuple):
+    """The estimators by name: on a bank of samples, and on fresh episodes at every step."""
+
+    bank: dict[str, Any]
+    fresh: dict[str, Any]
+    length: float
+
+
+class Chains(NamedTuple):
+    """The chains that these fields drive, by name."""
+
+    bank: dict[str, Chain]
+    fresh: dict[str, Chain]
+
+
+class Grid(NamedTuple):
+    """Estimates of the gradient on a grid, by name, and the truth."""
+
+    alphas: Any
+    estimates: dict[str, Estimate]
+    truth: Any
 
 
 def reproduce(out: Path, *, seed: int = 0, fast: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Run the example, write the figures, `table.txt` and `results.json` to `out`, and return the results."""
     began = time.perf_counter()
-    num_episodes, chains, fresh_chains = (1000, 32, 4) if fast else (5000, 256, 8)
-    steps, burn_in = (600, 100) if fast else (2300, 300)
+    extent = FAST if fast else FULL
     potential = Quartic()
-    learner = ForwardLearner(potential, lambda key: jax.random.normal(key, (1,)), STEP_SIZE)
-    keys = jax.random.split(jax.random.key(seed), 5)
+    learner = ForwardLearner(potential, Normal(), STEP_SIZE)
+    observing, on_bank, on_fresh = jax.random.split(jax.random.key(seed), 3)
 
-    say(f"observing {num_episodes} episodes at s = {TIME}")
-
-    def watch(scheme: Scheme) -> Samples:
-        return observe(keys[0], learner, num_episodes=num_episodes, times=[TIME], scheme=scheme)
-
-    samples = watch(Canonical())
+    say(f"observing {extent.episodes} episodes at s = {TIME}")
+    observed = _observe(observing, learner, extent)
     say("choosing the length and fitting the control")
-    ours = MalliavinField(samples)
-    bank = {
-        OURS: ours,
-        PAPER: LiteralField(watch(PAPER_SCHEME), learner, num_episodes),
-        KERNEL: NadarayaWatson(samples),
-        EXACT: TrueField(potential),
-    }
-    length = ours.localizer.length if isinstance(ours.localizer, Laplace) else 0.5
-    fresh = {
-        OURS: FreshField(learner, Laplace(length), num_episodes=num_episodes, time=TIME),
-        PAPER: LiteralField(None, learner, num_episodes),
-    }
-
+    fields = _fit(observed, learner, extent)
     say("estimating the gradient on a grid")
-    alphas = jnp.linspace(-1, 1, 41)[:, None]
-    truth = jax.vmap(potential.gradient)(alphas)
-    estimates = {name: jax.jit(jax.vmap(field))(alphas) for name, field in bank.items() if name != EXACT}
-
-    def run(key: Key, name: str, field: Any, number: int) -> Chain:
-        say(f"running {number} chains of {steps} steps: {name}")
-        start = jnp.zeros((number, 1))
-        chain = passive_langevin(
-            key, field, start, num_steps=steps, burn_in=burn_in, step_size=ETA, inverse_temperature=BETA
-        )
-        return jax.block_until_ready(chain)
-
-    def chains_for(field: Any) -> int:  # a field that looks at every sample at every step gets a quarter
-        return chains // 4 if isinstance(field, LiteralField | NadarayaWatson) else chains
-
-    bank_chains = {n: run(keys[1], f"bank, {n}", field, chains_for(field)) for n, field in bank.items()}
-    fresh_runs = {name: run(keys[2], f"fresh episodes, {name}", f, fresh_chains) for name, f in fresh.items()}
-
-    def recover(chain: Chain) -> Loss:
-        return loss_from_samples(chain.positions, inverse_temperature=BETA, bins=40, range=RANGE)
-
+    grid = _estimate_on_grid(fields, potential)
+    chains = _run_all(on_bank, on_fresh, fields, extent, say)
+    losses = {name: _recover(chain) for name, chain in chains.bank.items()}
     results = {
-        "settings": {
-            "seed": seed, "episodes": num_episodes, "time": TIME, "step_size": STEP_SIZE, "chains": chains,
-            "fresh_chains": fresh_chains, "steps": steps, "burn_in": burn_in, "outer_step_size": ETA,
-            "length": float(length),
-        },
-        "gradient_rmse": {n: _rms(e.value - truth) for n, e in estimates.items()},
-        "gradient_worst": {n: float(jnp.max(jnp.abs(e.value - truth))) for n, e in estimates.items()},
-        "bank": {n: _chain_errors(c, recover(c), potential) for n, c in bank_chains.items()},
-        "fresh": {n: _chain_errors(c, recover(c), potential) for n, c in fresh_runs.items()},
-    }  # fmt: skip
+        "settings": _settings(seed, extent, fields.length),
+        "gradient_rmse": {n: _rms(e.value - grid.truth) for n, e in grid.estimates.items()},
+        "gradient_worst": {n: float(jnp.max(jnp.abs(e.value - grid.truth))) for n, e in grid.estimates.items()},
+        "bank": {n: _chain_errors(chain, losses[n], potential) for n, chain in chains.bank.items()},
+        "fresh": {n: _chain_errors(chain, _recover(chain), potential) for n, chain in chains.fresh.items()},
+    }
     say("drawing")
     out.mkdir(parents=True, exist_ok=True)
-    _figures(out, alphas, estimates, truth, bank_chains, {n: recover(c) for n, c in bank_chains.items()}, potential)
+    _draw(out, grid, chains.bank, losses, potential)
     results["seconds"] = time.perf_counter() - began
     table = _table(results)
     (out / "table.txt").write_text(table + "\n")
@@ -138,6 +146,85 @@ def reproduce(out: Path, *, seed: int = 0, fast: bool = False, say: Callable[[st
     say(table)
     say(f"figures, table.txt and results.json are in {out} ({results['seconds']:.0f} s)")
     return results
+
+
+def _observe(key: Key, learner: ForwardLearner, extent: Extent) -> Observed:
+    def weighed(scheme: Scheme) -> Samples:
+        return observe(key, learner, num_episodes=extent.episodes, times=[TIME], scheme=scheme)
+
+    return Observed(ours=weighed(Canonical()), paper=weighed(PAPER_SCHEME))
+
+
+def _fit(observed: Observed, learner: ForwardLearner, extent: Extent) -> Fields:
+    """The estimators; on fresh episodes, which are too few to choose a length from, with the length of the bank."""
+    ours = MalliavinField(observed.ours)
+    length = ours.localizer.length if isinstance(ours.localizer, Laplace) else 0.5
+    return Fields(
+        bank={
+            OURS: ours,
+            PAPER: LiteralField(observed.paper, learner, extent.episodes),
+            KERNEL: NadarayaWatson(observed.ours),
+            EXACT: TrueField(learner.potential),
+        },
+        fresh={
+            OURS: FreshField(learner, Laplace(length), num_episodes=extent.episodes, time=TIME),
+            PAPER: LiteralField(None, learner, extent.episodes),
+        },
+        length=float(length),
+    )
+
+
+def _estimate_on_grid(fields: Fields, potential: Quartic) -> Grid:
+    alphas = jnp.linspace(-1, 1, 41)[:, None]
+    estimates = {name: jax.jit(jax.vmap(field))(alphas) for name, field in fields.bank.items() if name != EXACT}
+    return Grid(alphas, estimates, jax.vmap(potential.gradient)(alphas))
+
+
+def _run_all(on_bank: Key, on_fresh: Key, fields: Fields, extent: Extent, say: Callable[[str], None]) -> Chains:
+    """The passive chains; fewer of them where a step costs more."""
+
+    def run(key: Key, name: str, field: Any, chains: int) -> Chain:
+        say(f"running {chains} chains of {extent.steps} steps: {name}")
+        chain = passive_langevin(
+            key,
+            field,
+            jnp.zeros((chains, 1)),
+            num_steps=extent.steps,
+            burn_in=extent.burn_in,
+            step_size=ETA,
+            inverse_temperature=BETA,
+        )
+        return jax.block_until_ready(chain)
+
+    def chains_for(field: Any) -> int:  # a field that looks at every sample at every step gets a quarter
+        return extent.chains // 4 if isinstance(field, LiteralField | NadarayaWatson) else extent.chains
+
+    return Chains(
+        bank={n: run(on_bank, f"bank, {n}", field, chains_for(field)) for n, field in fields.bank.items()},
+        fresh={
+            n: run(on_fresh, f"fresh episodes, {n}", field, extent.fresh_chains) for n, field in fields.fresh.items()
+        },
+    )
+
+
+def _recover(chain: Chain) -> Loss:
+    return loss_from_samples(chain.positions, inverse_temperature=BETA, bins=40, range=RANGE)
+
+
+def _settings(seed: int, extent: Extent, length: float) -> dict[str, Any]:
+    """What the results depend on, for the JSON file."""
+    return {
+        "seed": seed,
+        "episodes": extent.episodes,
+        "time": TIME,
+        "step_size": STEP_SIZE,
+        "chains": extent.chains,
+        "fresh_chains": extent.fresh_chains,
+        "steps": extent.steps,
+        "burn_in": extent.burn_in,
+        "outer_step_size": ETA,
+        "length": length,
+    }
 
 
 def _rms(error: Any) -> float:
@@ -160,15 +247,8 @@ def _chain_errors(chain: Chain, loss: Loss, potential: Quartic) -> dict[str, flo
     }
 
 
-def _figures(
-    out: Path,
-    alphas: Any,
-    estimates: dict[str, Estimate],
-    truth: Any,
-    chains: dict[str, Chain],
-    losses: dict[str, Loss],
-    potential: Quartic,
-) -> None:
+def _draw(out: Path, results: Grid, chains: dict[str, Chain], losses: dict[str, Loss], potential: Quartic) -> None:
+    """The four figures."""
     three = (OURS, PAPER, KERNEL)
     grid = np.linspace(*RANGE, 401)
     loss = grid**4 / 4 + grid**2 / 2
@@ -177,7 +257,7 @@ def _figures(
     first = {name: chains[name] for name in three}
     true_gradient = jax.vmap(potential.gradient)
     pictures = {
-        "gradient.png": lambda ax: plots.gradient_bands(alphas, estimates, truth, ax=ax),
+        "gradient.png": lambda ax: plots.gradient_bands(results.alphas, results.estimates, results.truth, ax=ax),
         "chain.png": lambda ax: plots.chain_trace(
             {n: c.gradients[0] for n, c in first.items()},
             {n: true_gradient(c.positions[0]) for n, c in first.items()},
@@ -189,9 +269,7 @@ def _figures(
         "loss.png": lambda ax: plots.loss_recovery({n: losses[n] for n in three}, grid, loss, ax=ax),
     }
     for name, draw in pictures.items():
-        figure = Figure(figsize=(6.0, 4.0), layout="constrained")  # no window, no backend to choose
-        draw(figure.subplots())
-        figure.savefig(out / name, dpi=160)
+        picture(out / name, draw)
 
 
 def _table(results: dict[str, Any]) -> str:

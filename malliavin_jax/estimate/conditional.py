@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from .._base.checks import check_positive, check_shape
 from .._base.types import Scalar, Vector
 from ..samples.samples import Samples, check_samples
-from ..samples.summary import bounds
+from ..samples.summary import box, masked_mean
 from .localizers import Localizer
 from .ratio import Estimate, ratio_estimate
 from .sums import localized_sums, make_bank
@@ -28,28 +28,46 @@ def conditional_expectation(
     alpha: Vector,
     localizer: Localizer,
 ) -> Estimate:
-    """E[ℓ(X_s) | X_s = α] for any ℓ with m components, given its `values` ℓ(X_s) and `jacobians` ∇ℓ(X_s).
+    """E[ℓ(X_s) | X_s = α] for any ℓ with m components, by the formula at the head of this file.
 
-    ℓ = g, the learner's gradient, with the Hessian for Jacobian, is the counterfactual gradient. `stderr` is that of
-    the ratio, clustered by episode. The estimate is unbiased for every length of the localizer (up to the core of
-    `Gaussian`).
+    ℓ = g, the learner's gradient, with the Hessian for Jacobian, is the counterfactual gradient. The estimate is
+    unbiased for every length of the localizer (up to the core of `Gaussian`).
 
-    ```python
-    # E[X² | X = ½] is ¼: here from ℓ = X² with Jacobian 2X
-    half = jnp.array([0.5])
-    mj.conditional_expectation(samples, samples.x**2, 2 * samples.x[..., None], half, mj.Laplace(0.5))
-    ```
+    Args:
+        samples: positions and weights; their gradients and Hessians are not used.
+        values: ℓ(X_s) at each sample, of shape (episodes, times, m).
+        jacobians: ∇ℓ(X_s) at each sample, of shape (episodes, times, m, d).
+        alpha: α, of shape (d,).
+        localizer: `Laplace`, `Gaussian`, `Heaviside`, `Centered` or your own.
+
+    Returns:
+        An `Estimate` with m entries; `stderr` is that of the ratio, clustered by episode.
+
+    Raises:
+        ValueError: if a shape does not fit, if an observed number is not finite, or with fewer than two episodes.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        # E[X² | X = ½] is ¼: here from ℓ = X² with Jacobian 2X
+        half = jnp.array([0.5])
+        mj.conditional_expectation(samples, samples.x**2, 2 * samples.x[..., None], half, mj.Laplace(0.5))
+        ```
     """
     check_samples(samples)
     shape = samples.x.shape
     check_shape("alpha", alpha, (samples.dim,))
     check_shape("values", values, (*shape[:2], None))
     check_shape("jacobians", jacobians, (*values.shape, samples.dim))
-    seen = samples.observed[..., None]
-    # Squares of centred values do not cancel in float32.
-    centre = jnp.sum(jnp.where(seen, values, 0), (0, 1)) / jnp.maximum(jnp.sum(seen), 1).astype(values.dtype)
+    centre = masked_mean(values, samples.observed)  # squares of centred values do not cancel in float32
     bank = make_bank(samples, values - centre[None, None, :], jacobians)
-    low, high = bounds(samples)
+    low, high = box(samples)
     inside = jnp.all((alpha >= low) & (alpha <= high))
     sums = localized_sums(bank, alpha, localizer)
     estimate = ratio_estimate(sums, samples.num_episodes, jnp.sum(samples.observed), inside)
@@ -57,11 +75,30 @@ def conditional_expectation(
 
 
 def density(samples: Samples, alpha: Vector, localizer: Localizer) -> tuple[Scalar, Scalar]:
-    """The density p̂_s(α) of the observed positions, averaged over the times, and its standard error.
+    """The density p̂_s(α) = mean of w of the observed positions, averaged over the times.
 
-    ```python
-    p, stderr = mj.density(samples, jnp.array([0.5]), mj.Laplace(0.5))
-    ```
+    Args:
+        samples: positions and weights; their gradients and Hessians are not used.
+        alpha: α, of shape (d,).
+        localizer: `Laplace`, `Gaussian`, `Heaviside`, `Centered` or your own.
+
+    Returns:
+        The density, in 1/(units of x)^d, and its standard error.
+
+    Raises:
+        ValueError: if a shape does not fit, if an observed number is not finite, or with fewer than two episodes.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        p, stderr = mj.density(samples, jnp.array([0.5]), mj.Laplace(0.5))
+        ```
     """
     nothing = jnp.zeros((*samples.x.shape[:2], 1), samples.x.dtype)
     estimate = conditional_expectation(
@@ -71,14 +108,34 @@ def density(samples: Samples, alpha: Vector, localizer: Localizer) -> tuple[Scal
 
 
 def score(samples: Samples, alpha: Vector, length: float | Scalar) -> tuple[Vector, Vector]:
-    """The score ∇ log p_s(α) = −E[S | X_s = α], and its standard error, by a Gaussian kernel of the given length.
+    """The score ∇ log p_s(α) = −E[S | X_s = α], by a Gaussian kernel.
 
-    The weights' own derivative is not observed, so this average keeps the kernel's bias, of order length². The standard
-    error is infinite where the kernel's mass is not significant (α far from the samples).
+    The weights' own derivative is not observed, so this average keeps the kernel's bias, of order length².
 
-    ```python
-    slope, stderr = mj.score(samples, jnp.array([0.5]), length=0.2)
-    ```
+    Args:
+        samples: positions and weights; their gradients and Hessians are not used.
+        alpha: α, of shape (d,).
+        length: standard deviation of the kernel, positive, in the units of x.
+
+    Returns:
+        The score and its standard error, both of shape (d,), in 1/(units of x). The standard error is infinite where
+        the kernel's mass is not significant (α far from the samples).
+
+    Raises:
+        ValueError: if `length` is not positive, if a shape does not fit, if an observed number is not finite, or with
+            fewer than two episodes.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        slope, stderr = mj.score(samples, jnp.array([0.5]), length=0.2)
+        ```
     """
     check_positive("length", length)
     check_samples(samples)

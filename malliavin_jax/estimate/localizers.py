@@ -13,7 +13,7 @@ formula.
 import abc
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn
 
 import equinox as eqx
@@ -23,21 +23,34 @@ from jaxtyping import Array
 
 from .._base.checks import check_positive
 from .._base.types import Scalar, Vector
+from .shells import Shell, mass_in_the_plane, mass_of_shells
 
 Localizer = Callable[[Vector], tuple[Scalar, Vector]]
 
 
 class AbstractLocalizer(eqx.Module):
-    """A function y ↦ (K, G) with K of shape () and G of shape (d,).
+    """A function y ↦ (K, G) with K of shape () and G of shape (d,): write `__call__` to make one of your own.
 
-    ```python
-    class Box(mj.AbstractLocalizer):  # the kernel ½·1{|y| < 1}, and the field that removes its bias
-        def __call__(self, y):
-            inside = jnp.abs(y) < 1
-            return 0.5 * inside[0], jnp.where(inside, (jnp.sign(y) - y) / 2, 0)
+    K must integrate to 1 and G satisfy div G = δ − K; the estimate is then unbiased whatever K is.
 
-    mj.density(samples, jnp.array([0.5]), Box())
-    ```
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+
+        class Box(mj.estimate.AbstractLocalizer):  # the kernel ½·1{|y| < 1}, and the field that removes its bias
+            def __call__(self, y):
+                inside = jnp.abs(y) < 1
+                return 0.5 * inside[0], jnp.where(inside, (jnp.sign(y) - y) / 2, 0)
+
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        mj.density(samples, jnp.array([0.5]), Box())
+        ```
     """
 
     @abc.abstractmethod
@@ -46,15 +59,23 @@ class AbstractLocalizer(eqx.Module):
 
 
 class AbstractRadial(AbstractLocalizer):
-    """A localizer with a radial kernel: by Gauss's law its field is radial too, G(y) = y·B(r²).
+    """A localizer with a radial kernel: by Gauss's law its field is radial too, G(y) = y·B(r²). Write `radial`.
 
     Sums over many points need r² and the two numbers K, B of each, never its vectors y and G, and are faster.
 
-    ```python
-    class Cauchy(mj.AbstractRadial):  # the heavy-tailed kernel 1/(π(1 + r²)²) of the plane
-        def radial(self, square, d):
-            return 1 / (jnp.pi * (1 + square) ** 2), 1 / (2 * jnp.pi * (1 + square) * (square + 1e-4))
-    ```
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+
+        class Cauchy(mj.estimate.AbstractRadial):  # the heavy-tailed kernel 1/(π(1 + r²)²) of the plane
+            def radial(self, square, d):
+                return 1 / (jnp.pi * (1 + square) ** 2), 1 / (2 * jnp.pi * (1 + square) * (square + 1e-4))
+
+
+        K, G = Cauchy()(jnp.array([0.3, -0.1]))
+        ```
     """
 
     @abc.abstractmethod
@@ -68,11 +89,18 @@ class AbstractRadial(AbstractLocalizer):
 
 
 class Heaviside(AbstractLocalizer):
-    """The paper's: K = 0, G = 1{y > 0}, in one dimension. It has no derivative in α, and says so.
+    """The paper's: K = 0, G = 1{y > 0}, in one dimension.
 
-    ```python
-    mj.Heaviside()(jnp.array([0.3]))  # K = 0, G = [1.]
-    ```
+    Raises:
+        ValueError: when called with y of more than one dimension, or differentiated in α: it jumps there.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        mj.Heaviside()(jnp.array([0.3]))  # K = 0, G = [1.]
+        ```
     """
 
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
@@ -81,11 +109,18 @@ class Heaviside(AbstractLocalizer):
 
 
 class Centered(AbstractLocalizer):
-    """The centred limit h → ∞ of every localizer: K = 0, G = ½ sign(y), in one dimension. No derivative in α.
+    """The centred limit h → ∞ of every localizer: K = 0, G = ½ sign(y), in one dimension.
 
-    ```python
-    mj.Centered()(jnp.array([-0.3]))  # K = 0, G = [-0.5]
-    ```
+    Raises:
+        ValueError: when called with y of more than one dimension, or differentiated in α: it jumps there.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        mj.Centered()(jnp.array([-0.3]))  # K = 0, G = [-0.5]
+        ```
     """
 
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
@@ -99,9 +134,19 @@ class Laplace(AbstractLocalizer):
     The two-sided form of the exponential localizer that Bouchard, Ekeland & Touzi (2004) show to be optimal. G jumps at
     y = 0, so the estimate jumps at every sample and has no derivative in α: `Gaussian` has one.
 
-    ```python
-    K, G = mj.Laplace(0.5)(jnp.array([0.3]))  # K = e^{-0.6}, G = [e^{-0.6}/2]
-    ```
+    Args:
+        length: h, positive, in the units of x.
+
+    Raises:
+        ValueError: if `length` is not positive; when called with y of more than one dimension, or differentiated in α.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        K, G = mj.Laplace(0.5)(jnp.array([0.3]))  # K = e^{-0.6}, G = [e^{-0.6}/2]
+        ```
     """
 
     length: float | Scalar
@@ -128,10 +173,21 @@ class Gaussian(AbstractRadial):
     fourth-order kernel 2K_e − K_{√2 e} in place of the Dirac mass, a bias of order e⁴. Smooth: its derivative in α
     estimates the Hessian. See Kohatsu-Higa & Yasuda (2009) for the formula with a core.
 
-    ```python
-    K, G = mj.Gaussian(0.5, core=0.05)(jnp.array([0.3, -0.1]))
-    G.shape  # (2,)
-    ```
+    Args:
+        length: h, positive, in the units of x.
+        core: e, positive, in the units of x.
+
+    Raises:
+        ValueError: if `length` or `core` is not positive.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        K, G = mj.Gaussian(0.5, core=0.05)(jnp.array([0.3, -0.1]))
+        G.shape  # (2,)
+        ```
     """
 
     length: float | Scalar
@@ -147,68 +203,17 @@ class Gaussian(AbstractRadial):
         t, t_wide = inner * square, wide * square
         decay, decay_wide = jnp.exp(-t), jnp.exp(-t_wide)
         if d == 2:  # the plane is where dense sums are largest
-            bracket = _shells_of_the_plane(square, inner, wide, decay, decay_wide)
+            bracket = mass_in_the_plane(square, inner, wide, decay, decay_wide)
         else:
             # C(e), C(√2 e), C(h) are P(2t), P(t), P(t_wide) with P(t) = P(χ²_d ≤ 2t); e^{−2t} is the square of e^{−t}.
-            outer = (-1.0, inner, t, decay), (-1.0, wide, t_wide, decay_wide)
-            bracket = _shells(((2.0, 2 * inner, 2 * t, decay * decay), *outer), square, d)
+            shells = (
+                Shell(2.0, 2 * inner, 2 * t, decay * decay),
+                Shell(-1.0, inner, t, decay),
+                Shell(-1.0, wide, t_wide, decay_wide),
+            )
+            bracket = mass_of_shells(shells, square, d)
         area = 2 * math.pi ** (d / 2) / math.gamma(d / 2)
         return decay_wide * (wide / math.pi) ** (d / 2), bracket * (1 / area)
-
-
-def _shells(shells: Sequence[tuple[float, Scalar, Array, Array]], square: Array, d: int) -> Array:
-    """Σ_i factor_i P(χ²_d ≤ 2t_i) / r^d for factors that add up to 0, each t_i = rate_i·r² with its e^{−t_i}.
-
-    With a = d/2, P(χ²_d ≤ 2t) = P_0 − e^{−t} Σ_j t^j/Γ(j+1) over j = a−1, a−2, … ≥ 0 and P_0 = 1 or erf(√t) as d is
-    even or odd: the 1 drops out of the sum. Where every t is small these cancel, and the series of the same function
-    serves, P = t^a e^{−t} Σ_j t^j/Γ(a+j+1), all of whose terms are positive.
-    """
-    a = d / 2
-    small = max(0.25, a - 1)
-    largest = functools.reduce(jnp.maximum, (t for _, _, t, _ in shells))
-    is_near = largest < small
-    coefficients = _series(a, small, float(jnp.finfo(square.dtype).eps))
-    near = far = jnp.zeros_like(square)
-    for factor, rate, t, decay in shells:
-        safe = jnp.where(is_near, t, 0)
-        series = jnp.zeros_like(t)
-        for coefficient in reversed(coefficients):
-            series = series * safe + coefficient
-        near = near + factor * rate**a * decay * series
-        beyond = jnp.where(is_near, 1, t)  # where it is not used, a value with finite derivatives
-        tail, power = jnp.zeros_like(t), a - 1
-        while power >= 0:
-            tail = tail + (beyond**power if power != int(power) else beyond ** int(power)) / math.gamma(power + 1)
-            power -= 1
-        rest = -decay * tail
-        far = far + factor * (rest if d % 2 == 0 else jax.lax.erf(jnp.sqrt(beyond)) + rest)
-    away = jnp.where(is_near, 1, square)
-    return jnp.where(is_near, near, far / (away ** (d // 2) * (1 if d % 2 == 0 else jnp.sqrt(away))))
-
-
-def _shells_of_the_plane(square: Array, inner: Scalar, wide: Scalar, decay: Array, decay_wide: Array) -> Array:
-    """`_shells` for d = 2, where P(χ²_2 ≤ 2t) = 1 − e^{−t}: [e^{−t} + e^{−t_wide} − 2e^{−2t}]/r².
-
-    The three series are one in z = r²·(largest rate), which serves where z is small and the exponentials cancel.
-    """
-    small = 0.1
-    rate = jnp.maximum(2 * inner, wide)
-    ratios = ((1, inner / rate), (1, wide / rate), (-2, 2 * inner / rate))
-    near = jnp.minimum(rate * square, small)  # each branch, where it is not used, at a value with finite derivatives
-    series = jnp.zeros_like(square)
-    for j, coefficient in reversed(list(enumerate(_series(1.0, small, float(jnp.finfo(square.dtype).eps))))):
-        mixed = functools.reduce(jnp.add, [factor * ratio ** (j + 1) for factor, ratio in ratios])
-        series = series * near + (-1) ** (j + 1) * coefficient * mixed
-    far = (decay_wide + decay * (1 - 2 * decay)) / jnp.maximum(square, small / rate)
-    return jnp.where(rate * square < small, rate * series, far)
-
-
-def _series(a: float, small: float, tolerance: float) -> list[float]:
-    """1/Γ(a+j+1) for j = 0, 1, … until the terms at t = `small` are below rounding."""
-    coefficients = []
-    while not coefficients or small ** len(coefficients) * coefficients[-1] > tolerance * coefficients[0] / 4:
-        coefficients.append(1 / math.gamma(a + len(coefficients) + 1))
-    return coefficients
 
 
 def _sign(y: Vector) -> Vector:

@@ -7,22 +7,33 @@ from jaxtyping import Array, Float
 from .._base.types import Flag, Scalar
 from .sums import Sums
 
-SIGNIFICANT = 3.0  # a density this many standard errors above zero carries an estimate
+TRUSTED_FROM = 3.0  # a density this many standard errors above zero carries an estimate
 
 
 class Estimate(eqx.Module):
     """An estimate at one point α, with its error bars.
 
-    - `value`: the conditional expectation E[ℓ | X_s = α], one entry per component of ℓ.
-    - `stderr`: its standard error, in the units of `value`.
-    - `density`: the estimated density p̂_s(α), in 1/(units of x)^d, averaged over the conditioning times.
-    - `density_stderr`: its standard error.
-    - `trusted`: False where the data cannot carry the estimate (α outside the observed region, or a density
-      not significantly positive).
+    `jax.vmap(field)(alphas)`, `jax.lax.map(field, alphas)` and an `Accumulator` return estimates at many α in one such
+    object: every array then has the axes of the α in front, `value` and `stderr` of shape (α, m), the others (α,).
 
-    ```python
-    low, high = (estimates.value + z * estimates.stderr for z in (-1.96, 1.96))  # at nine α at once
-    ```
+    Attributes:
+        value: the conditional expectation E[ℓ | X_s = α], one entry per component of ℓ.
+        stderr: its standard error, in the units of `value`.
+        density: the estimated density p̂_s(α), in 1/(units of x)^d, averaged over the conditioning times.
+        density_stderr: its standard error.
+        trusted: False where the data cannot carry the estimate (α outside the observed region, or a density
+            not significantly positive).
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        field = mj.TrueField(mj.potentials.Quartic())
+        estimates = jax.vmap(field)(jnp.linspace(-1.0, 1.0, 9)[:, None])  # at nine α at once
+        low, high = (estimates.value + z * estimates.stderr for z in (-1.96, 1.96))  # each (9, 1)
+        ```
     """
 
     value: Float[Array, " m"]
@@ -43,5 +54,5 @@ def ratio_estimate(sums: Sums, episodes: Array | int, points: Array | int, insid
     density = sums.w / points
     spread = jnp.maximum(sums.ww - sums.w**2 / episodes, 0)
     density_stderr = jnp.sqrt(spread) / points
-    trusted = inside & (density > SIGNIFICANT * density_stderr)
+    trusted = inside & (density > TRUSTED_FROM * density_stderr)
     return Estimate(value, stderr, density, density_stderr, trusted)

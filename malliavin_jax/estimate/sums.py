@@ -1,8 +1,9 @@
 """Localized sums over episodes: the numerators, denominators and squares behind every estimate."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -15,6 +16,8 @@ from .._base.types import Scalar, Vector
 from ..samples.samples import Samples
 from .localizers import AbstractRadial, Localizer
 
+T = TypeVar("T")
+
 CHUNK = 4096  # points weighed at once: queries × CHUNK numbers sit in memory, never queries × samples
 
 
@@ -22,7 +25,7 @@ class Bank(eqx.Module):
     """Points with the values ℓ to average and their Jacobians ∇ℓ; unobserved points have been set to 0.
 
     Episodes stand in chunks, the last filled up with unobserved ones, and coordinates come first: one coordinate of the
-    points of a chunk is contiguous, which is what a processor wants.
+    points of a chunk is contiguous, so that sums over them are vectorised.
     """
 
     x: Float[Array, "chunks d times size"]
@@ -48,6 +51,16 @@ class Sums(NamedTuple):
         return Sums(self.n + by * self.w, self.w, nn, self.nw + by * self.ww, self.ww)
 
 
+def add_up(parts: Sequence[T]) -> T:
+    """The sum of several PyTrees of one structure, leaf by leaf."""
+    return jax.tree.map(lambda *leaves: functools.reduce(operator.add, leaves), *parts)
+
+
+def by_episode(array: Array) -> Array:
+    """Numbers of a bank's points, (chunks, times, size), as (episodes, times); its filling is at the end."""
+    return jnp.moveaxis(array, 1, 2).reshape(-1, array.shape[1])
+
+
 def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
     """A bank with zeros in place of what was not observed (a zero times a mask is zero; a NaN is not)."""
     arrays = samples.x, samples.weight, values, jacobians, samples.observed
@@ -60,6 +73,7 @@ def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
 
 
 def _tiled(x: Array, weight: Array, values: Array, jacobians: Array, observed: Array) -> tuple[Array, ...]:
+    """The arrays of a bank, in its order, from arrays over (episodes, times)."""
     episodes, times, _ = x.shape
     chunks = -(-episodes // max(1, CHUNK // times))
     size = -(-episodes // chunks)
@@ -78,10 +92,9 @@ def _tiled(x: Array, weight: Array, values: Array, jacobians: Array, observed: A
 
 def episode_terms(part: Bank, alpha: Vector, localizer: Localizer) -> tuple[list[Array], Array]:
     """n, a list of m arrays (size,), and w (size,): the terms of each episode of one chunk, summed over its times."""
-
     # Coordinates stay apart, each an array over the points of the chunk: XLA then computes a sum in one vectorised
     # loop. (Its CPU backend, jaxlib 0.10.2, was also seen to return wrong numbers for a fused reduction over a short
-    # axis under vmap; tests/test_conditional.py compares vmap with a loop.)
+    # axis under vmap; tests/estimate/test_conditional.py compares vmap with a loop.)
     axes = range(alpha.shape[0])
     y = [part.x[j] - alpha[j] for j in axes]
     if isinstance(localizer, AbstractRadial):

@@ -1,8 +1,9 @@
 """Where there is no data: an average of observed tangent planes, and a spring beyond the observed region.
 
-A ratio whose denominator is noise explodes. There a field returns instead the average of the planes g_i + H_i (α − X_i)
-of the samples around α, with positive weights (1 + |X_i − α|²/ℓ²)^{−(3 + d/2)} that reach far when nothing is near.
-It is a first-order extrapolation with observed Hessians, never wild, and it keeps a chain coming back.
+A ratio whose denominator is noise can take any value. There a field returns instead the average of the planes
+g_i + H_i (α − X_i) of the samples around α, with positive weights (1 + |X_i − α|²/ℓ²)^{−(3 + d/2)} that reach far when
+nothing is near. It is a first-order extrapolation with observed Hessians: its values are bounded by those of the
+planes, and it leads a chain back to the data.
 """
 
 import functools
@@ -15,10 +16,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from .._base.types import Scalar, Vector
-from ..estimate.ratio import SIGNIFICANT, Estimate, ratio_estimate
+from ..estimate.ratio import TRUSTED_FROM, Estimate, ratio_estimate
 from ..estimate.sums import Sums
 from ..samples.samples import Samples
-from ..samples.summary import bounds, spread
+from ..samples.summary import box, spread
+from .tables import corners_around, interpolate
 
 _PLANES = 2048  # tangent planes kept: enough for an extrapolation, few enough to be evaluated at every query
 _REACH = 0.2  # ℓ, in units of the spread of the positions
@@ -52,20 +54,17 @@ class Tail(eqx.Module):
 
 
 class TabulatedTail(eqx.Module):
-    """The same in one dimension, read from a table: a query must not cost more than the sorted field's own."""
+    """The same in one dimension, read from a table: a query must not cost more than that of a sorted bank."""
 
     value: Float[Array, " nodes"]
-    stiffness: Float[Array, "2"]
+    stiffness: Float[Array, "2"]  # left and right of the box
     low: Vector
     high: Vector
 
     def __call__(self, alpha: Vector) -> Vector:
         nearest = jnp.clip(alpha, self.low, self.high)
-        nodes = self.value.shape[0] - 1
-        place = (nearest - self.low) / (self.high - self.low) * nodes
-        index = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, nodes - 1)
-        part = place - index.astype(place.dtype)
-        inside = self.value[index] * (1 - part) + self.value[index + 1] * part
+        place = (nearest - self.low) / (self.high - self.low) * (self.value.shape[0] - 1)
+        inside = interpolate(self.value, corners_around(place, self.value.shape))
         stiffness = jnp.where(alpha < nearest, self.stiffness[0], self.stiffness[1])
         return inside + stiffness * (alpha - nearest)
 
@@ -73,17 +72,18 @@ class TabulatedTail(eqx.Module):
 @eqx.filter_jit
 def tangent_planes(samples: Samples) -> Tail:
     """The tail of a set of samples, made of at most 2048 of them."""
+    hessians = samples.require_hessian("an extrapolation by tangent planes")
     seen = samples.observed.reshape(-1)
     total = seen.shape[0]
     pick = jnp.linspace(0, total - 1, min(total, _PLANES)).astype(jnp.int32)
-    low, high = bounds(samples)
+    low, high = box(samples)
     variance = spread(samples) ** 2
 
     def keep(array: Array) -> Array:
         rows = array.reshape(total, *array.shape[2:])[pick]
         return jnp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
 
-    x, gradient, hessian = keep(samples.x), keep(samples.gradient), keep(samples.hessian)
+    x, gradient, hessian = keep(samples.x), keep(samples.gradient), keep(hessians)
     back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=lax.Precision.HIGHEST)
     mass = seen[pick].astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
     planes = jnp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
@@ -104,21 +104,25 @@ def make_tail(samples: Samples) -> Tail | TabulatedTail:
     return TabulatedTail(value, ends, low, high)
 
 
-def _guarded(
+def guarded_estimate(
     alpha: Vector,
+    sums: Callable[[Vector], Sums],
+    tail: Callable[[Vector], Vector],
+    *,
     low: Vector,
     high: Vector,
-    sums: Callable[[Vector], Sums],
     episodes: int,
     points: Int[Array, ""],
-    tail: Callable[[Vector], Vector],
 ) -> Estimate:
-    """The ratio where the data carry it, the tail where they do not, and a continuous passage between."""
+    """The ratio where the data carry it, the tail where they do not, and a continuous passage between.
+
+    `low` and `high` are the box of the `points` observed points of all `episodes`.
+    """
     inside = jnp.all((alpha >= low) & (alpha <= high))
     # Outside the box the sums are taken at its nearest point: they are finite there, and not used.
     ratio = ratio_estimate(sums(jnp.clip(alpha, low, high)), episodes, points, inside)
     z = ratio.density / jnp.maximum(ratio.density_stderr, jnp.finfo(alpha.dtype).tiny)
-    confidence = jnp.where(inside, jnp.clip(2 * z / SIGNIFICANT - 1, 0, 1), 0)
+    confidence = jnp.where(inside, jnp.clip(2 * z / TRUSTED_FROM - 1, 0, 1), 0)
     planes = tail(alpha)
     value = jnp.where(confidence > 0, planes + confidence * (ratio.value - planes), planes)
     stderr = jnp.where(ratio.trusted, ratio.stderr, jnp.inf)

@@ -7,28 +7,37 @@ from .._base.checks import check_count, floats_to_arrays, steps_at
 from .._base.types import Key, Vector
 from ..estimate.localizers import AbstractLocalizer
 from ..estimate.ratio import Estimate
-from ..estimate.sums import Sums, localized_sums
 from ..learner.learner import ForwardLearner, initial_shape
 from ..potentials.base import AbstractPotential
+from ..potentials.products import MatrixFree
 from ..samples.simulated import observe_steps
-from ..samples.summary import bounds
+from ..samples.summary import box
 from ..weights.canonical import Canonical
 from ..weights.scheme import Scheme
-from .extrapolation import _guarded, tangent_planes
-from .folds import fold_sums, make_fold
+from .extrapolation import guarded_estimate, tangent_planes
+from .folds import folded_sums, make_fold
 
 
 class TrueField(eqx.Module):
     """The field of a known potential: what a perfect estimator would return.
 
-    Its standard errors are zero and its density, which it has none of, is NaN.
+    Args:
+        potential: L, whose gradient is the value.
 
-    ```python
-    mj.TrueField(loss)(jnp.array([0.5])).value  # loss.gradient there
-    ```
+    Returns:
+        Called as `field(alpha)`, an `Estimate` whose standard error is 0; it knows of no density, which is NaN.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        mj.TrueField(loss)(jnp.array([0.5])).value  # loss.gradient there
+        ```
     """
 
-    potential: AbstractPotential
+    potential: AbstractPotential | MatrixFree
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         value = self.potential.gradient(alpha)
@@ -39,13 +48,32 @@ class TrueField(eqx.Module):
 class FreshField(eqx.Module):
     """New episodes at every call, as in the paper's Algorithm 1: `field(alpha, key=key)` observes, then estimates at α.
 
-    - `time`: the conditioning time s, a multiple of the learner's step size.
-    - `localizer`: must be given, because choosing one at every step would cost more than the step.
-    - `control`: a fixed potential that assists, or None.
+    Args:
+        learner: whose episodes are simulated.
+        localizer: must be given, because choosing one at every step would cost more than the step.
+        num_episodes: how many are simulated at each call, at least 2.
+        time: the conditioning time s, a multiple of the learner's step size.
+        scheme: the weight scheme; None is `Canonical()`.
+        control: a fixed potential that assists, or None.
 
-    ```python
-    fresh = mj.FreshField(learner, mj.Laplace(0.5), num_episodes=2000, time=0.8)  # fresh(alpha, key=key) observes anew
-    ```
+    Returns:
+        Called as `field(alpha, key=key)`, an `Estimate` like that of `MalliavinField`; another key, other episodes.
+
+    Raises:
+        ValueError: if `num_episodes` or `time` is out of range; when called without a key, or if the learner's
+            potential has no Hessian.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        fresh = mj.FreshField(learner, mj.Laplace(0.5), num_episodes=2000, time=0.8)
+        fresh(jnp.array([0.5]), key=jax.random.key(1)).value
+        ```
     """
 
     learner: ForwardLearner
@@ -76,11 +104,15 @@ class FreshField(eqx.Module):
         if key is None:
             raise ValueError("key must be given: FreshField simulates new episodes at every call")
         samples = observe_steps(key, self.learner, self.scheme, self.num_episodes, self.stops)
-        fold = make_fold(samples, self.control)
-        low, high = bounds(samples)
-        points = jnp.sum(samples.observed)
-
-        def sums(at: Vector) -> Sums:
-            return fold_sums(fold, at, localized_sums(fold.bank, at, self.localizer))
-
-        return _guarded(alpha, low, high, sums, self.num_episodes, points, tangent_planes(samples))
+        samples.require_hessian("FreshField")
+        folds = (make_fold(samples, self.control),)
+        low, high = box(samples)
+        return guarded_estimate(
+            alpha,
+            lambda at: folded_sums(folds, at, self.localizer),
+            tangent_planes(samples),
+            low=low,
+            high=high,
+            episodes=self.num_episodes,
+            points=jnp.sum(samples.observed),
+        )

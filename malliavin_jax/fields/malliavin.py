@@ -1,4 +1,4 @@
-"""Gradient fields α ↦ ∇L(α): PyTree callables `field(alpha, *, key=None) -> Estimate`."""
+"""The gradient field of a bank of samples."""
 
 from typing import Literal
 
@@ -11,25 +11,18 @@ from .._base.checks import check_shape
 from .._base.types import Key, Vector
 from ..estimate.localizers import AbstractLocalizer, Laplace
 from ..estimate.ratio import Estimate
-from ..estimate.sums import Sums, localized_sums
+from ..estimate.sums import Sums, add_up
 from ..potentials.base import AbstractPotential
 from ..samples.samples import Samples, check_samples
-from ..samples.summary import bounds
-from .extrapolation import TabulatedTail, Tail, _guarded, make_tail
-from .folds import Fold, _cross_fitted, add_sums, fold_sums, make_fold
-from .selection import choose_localizer
+from ..samples.summary import box
+from .extrapolation import TabulatedTail, Tail, guarded_estimate, make_tail
+from .folds import Fold, cross_fitted, folded_sums, make_fold
+from .selection import Choice, choose_localizer
 from .sorted import SortedBank, sort_bank
 
 
 class MalliavinField(eqx.Module):
     """The counterfactual gradient E[∇L(X_s) | X_s = α] from a bank of samples, with its standard error.
-
-    - `localizer`: "auto" (the default) takes the length of least estimated standard error and, beyond one dimension,
-      the core of least estimated risk; or any of `Laplace`, `Gaussian`, `Heaviside`, `Centered`.
-    - `control`: a potential m that assists. The estimator averages the residuals g − ∇m(X_s) and adds ∇m(α) back,
-      which is unbiased whatever m is and precise where m is good. "auto" fits a polynomial to gradients and Hessians
-      of the *other* half of the episodes (two-fold cross-fitting), and is dropped where its estimated error is
-      larger than without; None switches it off.
 
     In one dimension with a `Laplace` localizer a query costs O(log N); otherwise O(N), in chunks.
 
@@ -38,11 +31,35 @@ class MalliavinField(eqx.Module):
     of the observed tangent planes g_i + H_i (α − X_i) around α, continued with a positive stiffness outside the box;
     `stderr` is infinite there.
 
-    ```python
-    field = mj.MalliavinField(samples)
-    estimates = jax.jit(jax.vmap(field))(alphas)
-    estimates.value.shape, estimates.trusted.all()
-    ```
+    Args:
+        samples: the bank, with Hessians.
+        localizer: "auto" (the default) takes the length of least estimated standard error and, beyond one dimension,
+            the core of least estimated risk; or any of `Laplace`, `Gaussian`, `Heaviside`, `Centered`, or your own.
+        control: a potential m that assists. The estimator averages the residuals g − ∇m(X_s) and adds ∇m(α) back,
+            which is unbiased whatever m is and precise where m is good. "auto" fits a polynomial to gradients and
+            Hessians of the *other* half of the episodes (two-fold cross-fitting), and is dropped where its estimated
+            error is larger than without; None switches it off.
+
+    Returns:
+        Called as `field(alpha)` with α of shape (d,), an `Estimate` with d entries. `jit`, `vmap` and `scan` work.
+
+    Raises:
+        ValueError: if `samples` hold no Hessians, fewer than two observed episodes or an observed number that is not
+            finite; if `localizer` or `control` is another word than "auto"; if α is not of shape (d,).
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        field = mj.MalliavinField(samples)
+        estimates = jax.jit(jax.vmap(field))(jnp.linspace(-1.0, 1.0, 9)[:, None])
+        estimates.value.shape, estimates.trusted.all()  # (9, 1), True
+        ```
     """
 
     folds: tuple[Fold, ...]
@@ -60,40 +77,48 @@ class MalliavinField(eqx.Module):
         control: AbstractPotential | Literal["auto"] | None = "auto",
     ):
         check_samples(samples)
+        samples.require_hessian("MalliavinField")
         if isinstance(localizer, str) and localizer != "auto":
             raise ValueError(f"localizer must be 'auto' or a localizer, got {localizer!r}")
         if isinstance(control, str) and control != "auto":
             raise ValueError(f"control must be 'auto', None or a potential, got {control!r}")
-        plain = (make_fold(samples, None),)
-        if control is None:
-            folds, choice = plain, None
-        elif isinstance(control, str):
-            folds = _cross_fitted(samples)
-            choice = choose_localizer(samples, folds)
-            without = choose_localizer(samples, plain)
-            if not float(choice.risk) <= float(without.risk):  # NaN, from a fit without enough data, loses
-                folds, choice = plain, without
+
+        if isinstance(control, str):
+            self.folds, choice = _fitted_control_or_none(samples)
         else:
-            folds, choice = (make_fold(samples, control),), None
+            self.folds, choice = (make_fold(samples, control),), None
+
         if isinstance(localizer, str):
-            choice = choose_localizer(samples, folds) if choice is None else choice
+            choice = choose_localizer(samples, self.folds) if choice is None else choice
             localizer = choice.localizer
-        self.folds, self.localizer = folds, localizer
+        self.localizer = localizer
+
         self.sorted = None
         if isinstance(localizer, Laplace) and samples.dim == 1 and not mesh.is_split(samples):  # no sorting across
-            self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)
+            self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in self.folds)
+
         self.tail = make_tail(samples)
-        self.low, self.high = bounds(samples)
+        self.low, self.high = box(samples)
         self.points = jnp.sum(samples.observed)
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         check_shape("alpha", alpha, self.low.shape)
         episodes = sum(fold.bank.episodes for fold in self.folds)
-        return _guarded(alpha, self.low, self.high, self._sums, episodes, self.points, self.tail)
+        return guarded_estimate(
+            alpha, self._sums, self.tail, low=self.low, high=self.high, episodes=episodes, points=self.points
+        )
 
     def _sums(self, alpha: Vector) -> Sums:
         if self.sorted is None:
-            parts = [localized_sums(fold.bank, alpha, self.localizer) for fold in self.folds]
-        else:
-            parts = [bank.sums(alpha) for bank in self.sorted]
-        return add_sums([fold_sums(f, alpha, part) for f, part in zip(self.folds, parts, strict=True)])
+            return folded_sums(self.folds, alpha, self.localizer)
+        pairs = zip(self.folds, self.sorted, strict=True)
+        return add_up([fold.with_model(bank.sums(alpha), alpha) for fold, bank in pairs])
+
+
+def _fitted_control_or_none(samples: Samples) -> tuple[tuple[Fold, ...], Choice]:
+    """Folds with a control fitted to the other half, or one without any if it has the smaller risk; its localizer."""
+    assisted, plain = cross_fitted(samples), (make_fold(samples, None),)
+    choice, without = choose_localizer(samples, assisted), choose_localizer(samples, plain)
+    if float(choice.risk) <= float(without.risk):  # NaN, from a fit without enough data, loses
+        return assisted, choice
+    return plain, without

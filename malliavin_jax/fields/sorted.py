@@ -10,23 +10,26 @@ and left of α. When α passes a sample, R and L change by that sample's coeffic
 episode's partial sums.
 """
 
+import itertools
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .._base.checks import is_concrete
 from .._base.types import Scalar, Vector
 from ..estimate.localizers import refuse_derivative
-from ..estimate.sums import Bank, Sums
+from ..estimate.sums import Bank, Sums, by_episode
 
 
 class Places(eqx.Module):
-    """How many samples are left of α: a table of equal buckets tells all but those in α's own, bisection the rest.
+    """How many samples are left of α: equal buckets count all but those in α's own bucket, bisection counts these.
 
-    With as many buckets as samples a few steps do, where bisection of all of them would leave the cache many times; and
-    never more than log₂ N steps, however the samples lie.
+    With as many buckets as samples a few steps are enough, while a bisection of all samples would read memory outside
+    the cache at most of its steps; and however the samples lie there are never more than log₂ N steps.
     """
 
     x: Float[Array, " points"]
@@ -58,26 +61,53 @@ def make_places(x: Float[Array, " points"]) -> Places:
 
 
 def _bucket(x: Array, low: Scalar, scale: Scalar, buckets: int) -> Array:
-    """Monotone in x whatever the rounding, and the same for samples and queries: that is all a search needs."""
+    """The bucket of x. It is monotone in x whatever the rounding, and the same for samples and queries.
+
+    The search needs no more than that.
+    """
     place = jnp.clip((x - low) * scale, 0, buckets - 1)
     return jnp.where(jnp.isnan(place), 0, place).astype(jnp.int32)
+
+
+class Row(NamedTuple):
+    """What a query needs, for α between two neighbouring samples. The five sums of a side are n, w, nn, nw, ww."""
+
+    right: Float[Array, "*rows 5"]  # of the samples right of α, as seen from the first of them
+    left: Float[Array, "*rows 5"]  # of the samples left of α, as seen from the last of them
+    mixed: Float[Array, "*rows 3"]  # nn, nw, ww of one side with the other, which do not decay
+    x_left: Float[Array, "*rows 1"]  # the two neighbours
+    x_right: Float[Array, "*rows 1"]
+
+
+# Row j of the table is for α between samples j − 1 and j. It is filled up to 16 columns: in float32 one line of cache,
+# and a query touches no other.
+_WIDTHS, _COLUMNS = (5, 5, 3, 1, 1), 16
+
+
+def _pack(rows: Row) -> Float[Array, "rows 16"]:
+    """The rows as one table."""
+    filling = jnp.zeros((len(rows.x_left), _COLUMNS - sum(_WIDTHS)), rows.x_left.dtype)
+    return jnp.concatenate([*rows, filling], 1)
+
+
+def _unpack(columns: Float[Array, " 16"]) -> Row:
+    """One row of the table by name."""
+    *parts, _ = jnp.split(columns, list(itertools.accumulate(_WIDTHS)))
+    return Row(*parts)
 
 
 class SortedBank(eqx.Module):
     """Sorted positions with their running sums; `sums(alpha)` is `localized_sums(bank, alpha, Laplace(length))`."""
 
     places: Places
-    # Row j is for α between samples j − 1 and j: n, w, nn, nw, ww of the samples right of it and of those left of it,
-    # nn, nw, ww of both together, and the two neighbours. One row, one line of cache: a query touches no other.
     table: Float[Array, "rows 16"]
     length: Scalar
 
     def sums(self, alpha: Vector) -> Sums:
         alpha = refuse_derivative(alpha)
-        row = self.table[self.places(alpha[0])]
-        right, left, mixed, (x_left, x_right, _) = row[:5], row[5:10], row[10:13], row[13:]
-        to_left, to_right = (jnp.maximum(y, 0) / self.length for y in (alpha[0] - x_left, x_right - alpha[0]))
-        n, w, nn, nw, ww = right * _decay(to_right) + left * _decay(to_left) + jnp.pad(mixed, (2, 0))
+        row = _unpack(self.table[self.places(alpha[0])])
+        to_left, to_right = (jnp.maximum(y[0], 0) / self.length for y in (alpha - row.x_left, row.x_right - alpha))
+        n, w, nn, nw, ww = row.right * _decay(to_right) + row.left * _decay(to_left) + jnp.pad(row.mixed, (2, 0))
         return Sums(n[None], w, nn[None], nw[None], ww)
 
 
@@ -89,7 +119,7 @@ def _decay(distance: Array) -> Array:
 
 def sort_bank(bank: Bank, length: float | Scalar) -> SortedBank:
     """Sort a one-dimensional bank and accumulate its running sums."""
-    x, seen = refuse_derivative(_by_episode(bank.x[:, 0])), _by_episode(bank.observed)
+    x, seen = refuse_derivative(by_episode(bank.x[:, 0])), by_episode(bank.observed)
     x = jnp.where(seen, x, jnp.max(jnp.where(seen, x, -jnp.inf)))
     flat = x.reshape(-1)
     # NumPy sorts far faster than XLA on a CPU.
@@ -97,15 +127,11 @@ def sort_bank(bank: Bank, length: float | Scalar) -> SortedBank:
     return _accumulate(bank, x, order, jnp.asarray(length, x.dtype))
 
 
-def _by_episode(array: Float[Array, "chunks times size"] | Bool[Array, "chunks times size"]) -> Array:
-    """(episodes, times), with the bank's unobserved filling at the end."""
-    return jnp.moveaxis(array, 1, 2).reshape(-1, array.shape[1])
-
-
 @eqx.filter_jit
 def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array, " points"], h: Scalar) -> SortedBank:
-    columns = bank.weight[:, 0], bank.values[:, 0], bank.jacobians[:, 0, 0], bank.observed.astype(x.dtype)
-    S, value, slope, seen = map(_by_episode, columns)
+    """The sorted bank of length h, given the positions (episodes, times) and the `order` that sorts them."""
+    given = bank.weight[:, 0], bank.values[:, 0], bank.jacobians[:, 0, 0], bank.observed.astype(x.dtype)
+    S, value, slope, seen = map(by_episode, given)
     # (n, w) of a sample per unit of e^{−|x−α|/h}: G = ±½ e^{−|y|/h} right and left of α.
     w_right, w_left = seen * (1 / h + S) / 2, seen * (1 / h - S) / 2
     right = jnp.stack([w_right * value - seen * slope / 2, w_right], -1)
@@ -121,16 +147,15 @@ def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array,
     left_sums = _running_sum(left_all.reshape(-1, 5)[order], jnp.concatenate([zero, gap]))
     right_sums = _running_sum(right_all.reshape(-1, 5)[order][::-1], jnp.concatenate([gap, zero])[::-1])[::-1]
     none = jnp.zeros((1, 5), x.dtype)
-    columns = (
-        jnp.concatenate([right_sums, none]),
-        jnp.concatenate([none, left_sums]),
-        jnp.concatenate([none[:, :3], jnp.cumsum(mixed.reshape(-1, 3)[order], 0)]),
+    rows = Row(
+        right=jnp.concatenate([right_sums, none]),
+        left=jnp.concatenate([none, left_sums]),
+        mixed=jnp.concatenate([none[:, :3], jnp.cumsum(mixed.reshape(-1, 3)[order], 0)]),
         # Beyond the ends there is nothing to decay: the last sample stands in for the neighbour that is not there.
-        jnp.concatenate([flat[:1], flat])[:, None],
-        jnp.concatenate([flat, flat[-1:]])[:, None],
-        jnp.zeros((len(flat) + 1, 1), x.dtype),
+        x_left=jnp.concatenate([flat[:1], flat])[:, None],
+        x_right=jnp.concatenate([flat, flat[-1:]])[:, None],
     )
-    return SortedBank(make_places(flat), jnp.concatenate(columns, 1), h)
+    return SortedBank(make_places(flat), _pack(rows), h)
 
 
 def _running_sum(terms: Float[Array, "points 5"], gaps: Float[Array, " points"]) -> Float[Array, "points 5"]:

@@ -2,28 +2,23 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from .._base.checks import check_positive, float_array
 from .._base.types import Flag, Scalar, Vector
 from ..samples.samples import Samples, check_samples
-from ..samples.summary import _mean_and_deviation
-from .local_fit import cut_points, values_without
+from ..samples.summary import mean_and_deviation
+from .local_fit import check_degree, cut_points, values_without
 
 _GRID = 16  # bandwidths on the grid of cross-validation
 _SUBSAMPLE = 3000  # points in each of its subsamples
-
-
-def _degree(degree: Any, allowed: tuple[int, ...]) -> int:
-    if isinstance(degree, bool) or degree not in allowed:
-        raise ValueError(f"degree must be one of {', '.join(map(str, allowed))}, got {degree!r}")
-    return int(degree)
 
 
 def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: ArrayLike | None = None) -> Scalar:
@@ -31,10 +26,9 @@ def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: Arr
 
         CV(h) = mean over points i of |g_i − value_h(x_i), fitted without the episode of i|²
 
-    `degree` 0 is for `NadarayaWatson`, 1 to 3 for `LocalPolynomial`. The whole episode is left out because its
-    other times stand close by and share its noise. Points beyond two standard deviations on some axis are not
-    scored (they still serve as neighbours): there the fit has neighbours on one side only, and its large
-    errors would decide for all.
+    The whole episode is left out because its other times stand close by and share its noise. Points beyond two standard
+    deviations on some axis are not scored (they still serve as neighbours): there the fit has neighbours on one side
+    only, and its large errors would decide for all.
 
     Beyond 3000 points the curve is averaged over at most 8 disjoint subsamples of that size (evenly spaced
     episodes; nothing is random), and h is carried from their n episodes to all N at the rate of the optimal
@@ -43,19 +37,38 @@ def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: Arr
     the others costs as much and fails: with many samples every reasonable bandwidth predicts them equally
     well up to their own noise, whereas the errors of small fits, over many points, stand out from it.
 
-    With `candidates` (one-dimensional) the best of them is returned. Without: 16 bandwidths, in equal ratios
-    from 0.02 to 2 times the root mean square of the axes' standard deviations, then one parabola in log h
-    through the least error and its two neighbours. A minimum at an end of the grid moves the grid beyond that
-    end (by a factor of 74), at most twice; a minimum still at an end is returned as it is. At the upper end a
-    global polynomial predicts best; at the lower end the gradients are free of noise.
+    Without `candidates`, 16 bandwidths are tried, in equal ratios from 0.02 to 2 times the root mean square of the
+    axes' standard deviations, then one parabola in log h through the least error and its two neighbours. A minimum at
+    an end of the grid moves the grid beyond that end (by a factor of 74), at most twice; a minimum still at an end is
+    returned as it is. At the upper end a global polynomial predicts best; at the lower end the gradients are free of
+    noise.
 
-    ```python
-    h = mj.kernel.cross_validated_bandwidth(samples, candidates=np.array([0.1, 0.2, 0.4]))
-    ```
+    Args:
+        samples: positions and gradients; Hessians are not used.
+        degree: of the local fit: 0 is for `NadarayaWatson`, 1 to 3 for `LocalPolynomial`.
+        candidates: bandwidths, one-dimensional, of which the best is returned; None searches as above.
+
+    Returns:
+        One bandwidth for all axes.
+
+    Raises:
+        ValueError: if `degree` is not 0 to 3, if a candidate is not positive, if an observed number is not finite,
+            with fewer than two episodes, or if no position differs.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        h = mj.kernel.cross_validated_bandwidth(samples, candidates=[0.1, 0.2, 0.4])
+        ```
     """
     check_samples(samples)
-    degree = _degree(degree, (0, 1, 2, 3))
-    mean, deviation = _mean_and_deviation(samples)
+    degree = check_degree(degree, (0, 1, 2, 3))
+    mean, deviation = mean_and_deviation(samples)
     check_positive("the standard deviation of samples.x", jnp.max(deviation))
     if candidates is None:
         return _search(samples, mean, deviation, degree)
@@ -96,10 +109,10 @@ def _prediction_errors(
             squares = jnp.sum((value - part.gradient[episode, time][None, :]) ** 2, -1)
             return jnp.where(scored, squares, 0.0)
 
-        return jnp.sum(jax.lax.map(error, jnp.arange(size * times), batch_size=8), 0)
+        return jnp.sum(lax.map(error, jnp.arange(size * times), batch_size=8), 0)
 
     scored = (samples.observed & central)[chosen.reshape(-1)]
-    return jnp.sum(jax.lax.map(bag, jnp.asarray(chosen)), 0) / jnp.sum(scored).astype(scale.dtype)
+    return jnp.sum(lax.map(bag, jnp.asarray(chosen)), 0) / jnp.sum(scored).astype(scale.dtype)
 
 
 def _last_argmin(errors: Float[Array, " m"]) -> Int[Array, ""]:
@@ -107,8 +120,17 @@ def _last_argmin(errors: Float[Array, " m"]) -> Int[Array, ""]:
     return errors.shape[0] - 1 - jnp.argmin(errors[::-1])
 
 
+class _Search(NamedTuple):
+    """The state of the search for a bandwidth."""
+
+    rounds: Int[Array, ""]
+    grid: Float[Array, " m"]  # logarithms of the bandwidths
+    errors: Float[Array, " m"]
+
+
 @partial(jax.jit, static_argnames="degree")
 def _search(samples: Samples, mean: Vector, deviation: Vector, degree: int) -> Scalar:
+    """The least error on a grid that moves until it holds the minimum, refined by a parabola."""
     spacing = math.log(100.0) / (_GRID - 1)
     scale = jnp.sqrt(jnp.mean(deviation**2))
     base = jnp.linspace(math.log(0.02), math.log(2.0), _GRID, dtype=scale.dtype) + jnp.log(scale)
@@ -116,18 +138,16 @@ def _search(samples: Samples, mean: Vector, deviation: Vector, degree: int) -> S
     def at_end(best: Int[Array, ""]) -> Flag:
         return (best == 0) | (best == _GRID - 1)
 
-    def unfinished(state):
-        rounds, _, errors = state
-        return (rounds == 0) | ((rounds < 3) & at_end(_last_argmin(errors)))
+    def unfinished(state: _Search) -> Flag:
+        return (state.rounds == 0) | ((state.rounds < 3) & at_end(_last_argmin(state.errors)))
 
-    def evaluate(state):
-        rounds, grid, errors = state
+    def evaluate(state: _Search) -> _Search:
         # Two points of the old grid stay on the new one: a minimum at the seam has both its neighbours.
-        stride = jnp.where(_last_argmin(errors) == 0, 2 - _GRID, _GRID - 2).astype(grid.dtype) * spacing
-        grid = jnp.where(rounds == 0, grid, grid + stride)
-        return rounds + 1, grid, _prediction_errors(samples, mean, deviation, jnp.exp(grid), degree)
+        stride = jnp.where(_last_argmin(state.errors) == 0, 2 - _GRID, _GRID - 2).astype(base.dtype) * spacing
+        grid = jnp.where(state.rounds == 0, state.grid, state.grid + stride)
+        return _Search(state.rounds + 1, grid, _prediction_errors(samples, mean, deviation, jnp.exp(grid), degree))
 
-    _, grid, errors = jax.lax.while_loop(unfinished, evaluate, (0, base, jnp.zeros_like(base)))
+    _, grid, errors = lax.while_loop(unfinished, evaluate, _Search(jnp.asarray(0), base, jnp.zeros_like(base)))
     best = _last_argmin(errors)
     middle = jnp.clip(best, 1, _GRID - 2)
     left, least, right = errors[middle - 1], errors[middle], errors[middle + 1]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -16,11 +17,18 @@ _BLOCK = 512  # steps whose noise is drawn in one call: inside the scan, drawing
 
 
 class KernelChain(eqx.Module):
-    """Positions of the chains, in the units of x, after burn-in.
+    """What `single_kernel_langevin` returns.
 
-    ```python
-    mj.kernel.KernelChain(jnp.zeros((4, 200, 1))).positions.shape  # 4 chains, 200 kept positions, d = 1
-    ```
+    Attributes:
+        positions: of the chains after burn-in, in the units of x, of shape (chains, kept, d).
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        mj.kernel.KernelChain(jnp.zeros((4, 200, 1))).positions.shape  # 4 chains, 200 kept positions, d = 1
+        ```
     """
 
     positions: Float[Array, "chains kept d"]
@@ -52,12 +60,6 @@ def single_kernel_langevin(
     Bias: the smoothing by the kernel, O(Δ²); Euler's step, O(ε); and the noise of picking one θ, which adds
     ε(β/2)² Var(K_Δ g) ~ ε(β/2)² π |g|² / (2√π Δ)^d to the variance 1 of w: ε must be small against Δ^d.
 
-    - `initial`: where each chain starts; all chains advance together.
-    - `step_size` ε, `inverse_temperature` β, `bandwidth` Δ: numbers.
-    - `density`: α (d,) ↦ π(α); `log_density_gradient`: α (d,) ↦ ∇log π(α). Every observed point of `samples`
-      (all episodes and times) must have this law.
-    - `burn_in`: the first steps, not returned; kept = num_steps − burn_in.
-
     Each step of each chain picks its point uniformly, with replacement, among the observed ones: given the
     samples the chains are independent, and a finite set of samples can feed any number of steps. Where π(α) is
     tiny the chain hardly moves and mixes slowly: π should cover the region where exp(−βL) lives.
@@ -65,16 +67,50 @@ def single_kernel_langevin(
     Reference: Krishnamurthy & Yin, Langevin dynamics for adaptive inverse reinforcement learning of
     stochastic gradient algorithms, JMLR 22(121), 2021, written there for a reward R = −L.
 
-    ```python
-    walked = mj.kernel.single_kernel_langevin(
-        jax.random.key(0), samples, jnp.zeros((4, 1)), num_steps=200, step_size=0.01, inverse_temperature=1.0,
-        bandwidth=0.2, density=lambda a: jnp.exp(-(a[0] ** 2) / 2), log_density_gradient=lambda a: -a,
-    )
-    ```
+    Args:
+        key: for the noise and the picks.
+        samples: pairs (θ, g); every observed point (all episodes and times) must have the law π. Hessians are not used.
+        initial: where each chain starts, of shape (chains, d); all chains advance together.
+        num_steps: steps of each chain, burn-in included.
+        step_size: ε, a positive number.
+        inverse_temperature: β, a positive number.
+        bandwidth: Δ, a positive number.
+        density: α (d,) ↦ π(α).
+        log_density_gradient: α (d,) ↦ ∇log π(α).
+        burn_in: the first steps, not returned; kept = num_steps − burn_in.
+
+    Returns:
+        The positions, a `KernelChain`.
+
+    Raises:
+        ValueError: if a number is not positive or not one number, if `burn_in` is not below `num_steps`, if `initial`
+            is not of shape (chains, d), if a density is no function, or if `samples` are too few or not finite.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        walked = mj.kernel.single_kernel_langevin(
+            jax.random.key(1),
+            samples,
+            jnp.zeros((4, 1)),
+            num_steps=200,
+            step_size=0.01,
+            inverse_temperature=1.0,
+            bandwidth=0.2,
+            density=lambda a: jnp.exp(-(a[0] ** 2) / 2) / jnp.sqrt(2 * jnp.pi),
+            log_density_gradient=lambda a: -a,
+        )
+        walked.positions.shape  # (4, 200, 1)
+        ```
     """
     check_samples(samples)
-    x, gradient = (v.reshape(-1, samples.dim) for v in (samples.x, samples.gradient))
-    dtype, d = x.dtype, samples.dim
+    dtype, d = samples.x.dtype, samples.dim
     start = float_array("initial", initial).astype(dtype)
     check_shape("initial", start, (None, d))
     num_steps = check_count("num_steps", num_steps)
@@ -89,28 +125,40 @@ def single_kernel_langevin(
     for name, function in (("density", density), ("log_density_gradient", log_density_gradient)):
         if not callable(function):
             raise ValueError(f"{name} must be a function of α, got {type(function).__name__}")
-
-    # The observed points first, so that a random number below their count is an observed point.
-    seen = samples.observed.reshape(-1)
-    order = jnp.argsort(~seen, stable=True)
-    count = jnp.sum(seen)
     height = (2 * jnp.pi * Δ**2) ** (-d / 2)
 
-    def step(α: Vector, index: Array, w: Vector) -> Vector:
-        θ, g = x[index], gradient[index]
+    def step(α: Vector, θ: Vector, g: Vector, w: Vector) -> Vector:
         π, score = density(α), log_density_gradient(α)
         k = height * jnp.exp(-0.5 * jnp.sum(((θ - α) / Δ) ** 2))
         return α + ε * π * (π * score - 0.5 * β * k * g) + jnp.sqrt(ε) * π * w
 
-    def advance(α, drawn):
-        α = jax.vmap(step)(α, *drawn)
+    path = _walk(key, step, samples, start, num_steps)
+    return KernelChain(jnp.swapaxes(path[burn_in:], 0, 1))
+
+
+def _walk(
+    key: Key,
+    step: Callable[[Vector, Vector, Vector, Vector], Vector],
+    samples: Samples,
+    start: Float[Array, "chains d"],
+    num_steps: int,
+) -> Float[Array, "steps chains d"]:
+    """The chains from `start`: at each step α ← step(α, θ, g, w) with a pair (θ, g) picked among the observed ones."""
+    x, gradient = (v.reshape(-1, samples.dim) for v in (samples.x, samples.gradient))
+    # The observed points first, so that a random number below their count is an observed point.
+    seen = samples.observed.reshape(-1)
+    order = jnp.argsort(~seen, stable=True)
+    count = jnp.sum(seen)
+
+    def advance(α: Array, drawn: tuple[Array, Array]) -> tuple[Array, Array]:
+        index, w = drawn
+        α = jax.vmap(step)(α, x[index], gradient[index], w)
         return α, α
 
-    def block(α, key):
+    def block(α: Array, key: Key) -> tuple[Array, Array]:
         pick, noise = jax.random.split(key)
         index = order[jax.random.randint(pick, (_BLOCK, start.shape[0]), 0, count)]
-        return jax.lax.scan(advance, α, (index, jax.random.normal(noise, (_BLOCK, *start.shape), dtype)))
+        return lax.scan(advance, α, (index, jax.random.normal(noise, (_BLOCK, *start.shape), x.dtype)))
 
-    _, path = jax.lax.scan(block, start, jax.random.split(key, -(-num_steps // _BLOCK)))
-    kept = path.reshape(-1, *start.shape)[burn_in:num_steps]
-    return KernelChain(jnp.swapaxes(kept, 0, 1))
+    _, path = lax.scan(block, start, jax.random.split(key, -(-num_steps // _BLOCK)))
+    return path.reshape(-1, *start.shape)[:num_steps]

@@ -31,49 +31,41 @@ from .._base.checks import check_positive, check_shape, float_array
 from .._base.types import Key, Vector
 from ..estimate.ratio import Estimate
 from ..samples.samples import Samples, check_samples
-from .bandwidth import _degree, cross_validated_bandwidth
-from .local_fit import Points, cut_points, local_estimate
-
-
-def _bandwidth(bandwidth: Any, samples: Samples, degree: int) -> Array:
-    if isinstance(bandwidth, str):
-        if bandwidth != "auto":
-            raise ValueError(f'bandwidth must be "auto", a number or one number per axis, got {bandwidth!r}')
-        return cross_validated_bandwidth(samples, degree)
-    array = float_array("bandwidth", bandwidth).astype(samples.x.dtype)
-    if array.ndim > 0:
-        check_shape("bandwidth", array, (samples.dim,))
-    check_positive("bandwidth", array)
-    return array
-
-
-@partial(jax.jit, static_argnames="degree")
-def _estimate(points: Points, bandwidth: Array, degree: int, alpha: Vector) -> Estimate:
-    # Compiled here so that a call outside `jit` does not compile its scans anew each time.
-    return local_estimate(points, jnp.broadcast_to(bandwidth, alpha.shape), degree, alpha)
-
-
-def _evaluate(points: Points, bandwidth: Array, degree: int, alpha: Any) -> Estimate:
-    array = float_array("alpha", alpha).astype(points.x.dtype)
-    check_shape("alpha", array, (points.x.shape[1],))
-    return _estimate(points, bandwidth, degree, array)
+from .bandwidth import cross_validated_bandwidth
+from .local_fit import Points, check_degree, cut_points, local_estimate
 
 
 class NadarayaWatson(eqx.Module):
     """The local average of the gradients: value = Σ_i K_i g_i / Σ_i K_i, K as at the head of this file.
 
-    - `bandwidth`: h in the units of x, one number or one per axis; "auto": `cross_validated_bandwidth`. It is an
-      array leaf, so a sweep `eqx.tree_at(lambda f: f.bandwidth, field, h)` compiles once.
-    - `chunk_size`: how many points are held at a time for each α; None chooses.
-
-    `density` is the kernel density estimate. `trusted` asks for ten effective episodes,
-    (Σ_e K_e)²/Σ_e K_e² ≥ 10, for ΣK ≥ 1 (one sample standing at α weighs 1), and for α in the box of the
-    observed points. Elsewhere the value is the same ratio, free of underflow (far away it is the gradient of
+    Where the average cannot be trusted its value is the same ratio, free of underflow (far away it is the gradient of
     the nearest sample), and its standard error is infinite.
 
-    ```python
-    mj.kernel.NadarayaWatson(samples, bandwidth=0.1)(jnp.array([0.5])).value
-    ```
+    Args:
+        samples: positions and gradients; Hessians are not used.
+        bandwidth: h in the units of x, one number or one per axis; "auto": `cross_validated_bandwidth`. It is an
+            array leaf, so a sweep `eqx.tree_at(lambda f: f.bandwidth, field, h)` compiles once.
+        chunk_size: how many points are held at a time for each α; None chooses.
+
+    Returns:
+        Called as `field(alpha)`, an `Estimate`. `density` is the kernel density estimate. `trusted` asks for ten
+        effective episodes, (Σ_e K_e)²/Σ_e K_e² ≥ 10, for ΣK ≥ 1 (one sample standing at α weighs 1), and for α in the
+        box of the observed points.
+
+    Raises:
+        ValueError: if `bandwidth` is not positive or of another shape, or if `samples` are too few or not finite.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        mj.kernel.NadarayaWatson(samples, bandwidth=0.1)(jnp.array([0.5])).value
+        ```
     """
 
     points: Points
@@ -82,7 +74,7 @@ class NadarayaWatson(eqx.Module):
     def __init__(self, samples: Samples, bandwidth: ArrayLike | str = "auto", *, chunk_size: int | None = None):
         check_samples(samples)
         self.points = cut_points(samples, 0, chunk_size)
-        self.bandwidth = _bandwidth(bandwidth, samples, 0)
+        self.bandwidth = _checked_bandwidth(bandwidth, samples, 0)
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         return _evaluate(self.points, self.bandwidth, 0, alpha)
@@ -91,14 +83,33 @@ class NadarayaWatson(eqx.Module):
 class LocalPolynomial(eqx.Module):
     """The local polynomial fit of the gradients, of degree 1, 2 or 3, as at the head of this file.
 
-    `bandwidth`, `chunk_size` and `density` are those of `NadarayaWatson`. `trusted` asks for more effective
-    episodes than the polynomial has terms (and for 10), for a value no noisier than one observed gradient
-    (e₀ᵀA⁻¹e₀ ≤ 1), and for α in the box of the observed points. Where only the last fails, the value is the
-    polynomial's extrapolation; elsewhere it is that of `NadarayaWatson`. Its standard error is then infinite.
+    Args:
+        samples: positions and gradients; Hessians are not used.
+        bandwidth: as in `NadarayaWatson`.
+        degree: of the polynomial, 1, 2 or 3.
+        chunk_size: as in `NadarayaWatson`.
 
-    ```python
-    mj.kernel.LocalPolynomial(samples, bandwidth=0.4, degree=2)(jnp.array([0.5])).value
-    ```
+    Returns:
+        Called as `field(alpha)`, an `Estimate`. `density` is that of `NadarayaWatson`. `trusted` asks for more
+        effective episodes than the polynomial has terms (and for 10), for a value no noisier than one observed
+        gradient (e₀ᵀA⁻¹e₀ ≤ 1), and for α in the box of the observed points. Where only the last fails, the value is
+        the polynomial's extrapolation; elsewhere it is that of `NadarayaWatson`. Its standard error is then infinite.
+
+    Raises:
+        ValueError: if `degree` is not 1, 2 or 3, if `bandwidth` is not positive or of another shape, or if `samples`
+            are too few or not finite.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        mj.kernel.LocalPolynomial(samples, bandwidth=0.4, degree=2)(jnp.array([0.5])).value
+        ```
     """
 
     points: Points
@@ -114,9 +125,35 @@ class LocalPolynomial(eqx.Module):
         chunk_size: int | None = None,
     ):
         check_samples(samples)
-        self.degree = _degree(degree, (1, 2, 3))
+        self.degree = check_degree(degree, (1, 2, 3))
         self.points = cut_points(samples, self.degree, chunk_size)
-        self.bandwidth = _bandwidth(bandwidth, samples, self.degree)
+        self.bandwidth = _checked_bandwidth(bandwidth, samples, self.degree)
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         return _evaluate(self.points, self.bandwidth, self.degree, alpha)
+
+
+def _checked_bandwidth(bandwidth: Any, samples: Samples, degree: int) -> Array:
+    """One number or one per axis, in the dtype of the samples."""
+    if isinstance(bandwidth, str):
+        if bandwidth != "auto":
+            raise ValueError(f'bandwidth must be "auto", a number or one number per axis, got {bandwidth!r}')
+        return cross_validated_bandwidth(samples, degree)
+    array = float_array("bandwidth", bandwidth).astype(samples.x.dtype)
+    if array.ndim > 0:
+        check_shape("bandwidth", array, (samples.dim,))
+    check_positive("bandwidth", array)
+    return array
+
+
+def _evaluate(points: Points, bandwidth: Array, degree: int, alpha: Any) -> Estimate:
+    """The estimate at α, whose type and shape are checked here."""
+    array = float_array("alpha", alpha).astype(points.x.dtype)
+    check_shape("alpha", array, (points.x.shape[1],))
+    return _estimate(points, bandwidth, degree, array)
+
+
+@partial(jax.jit, static_argnames="degree")
+def _estimate(points: Points, bandwidth: Array, degree: int, alpha: Vector) -> Estimate:
+    # Compiled here so that a call outside `jit` does not compile its scans anew each time.
+    return local_estimate(points, jnp.broadcast_to(bandwidth, alpha.shape), degree, alpha)

@@ -22,7 +22,7 @@ class Normal(eqx.Module):
     Args:
         mean: one number, or one for each of d coordinates.
         scale: standard deviation, one number, or one for each coordinate.
-        dim: d; without it, the length of `mean` or `scale`, or 1.
+        dim: d; without it, the size of `mean` or `scale`, or 1.
 
     Example:
         ```python
@@ -51,7 +51,7 @@ class Uniform(eqx.Module):
     Args:
         low: lower ends, one number, or one for each of d coordinates.
         high: upper ends, likewise, above `low`.
-        dim: d; without it, the length of `low` or `high`, or 1.
+        dim: d; without it, the size of `low` or `high`, or 1.
 
     Example:
         ```python

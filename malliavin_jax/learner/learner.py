@@ -9,36 +9,47 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from .._base.checks import check_nonnegative, check_positive, is_concrete
-from .._base.types import Key, Matrix, Scalar, Vector
+from .._base.types import Key, Scalar, Vector
 from ..potentials.base import AbstractMinibatchPotential, AbstractPotential
-from ..potentials.matrix_free import MatrixFree
+from ..potentials.products import Curvature, MatrixFree, matrix_of
 
 
 class ForwardLearner(eqx.Module):
-    """A learner that we watch.
+    """A learner that we watch: stochastic gradient Langevin dynamics with restarts.
 
-    - `potential`: the loss L it minimises; one with minibatches is sampled anew at every step.
-    - `initial`: the law π_0 of an episode's start, as a function key ↦ X_0 of shape (d,). Its dtype is the
-      dtype of the whole simulation.
-    - `step_size`: ε > 0.
-    - `inverse_temperature`: β > 0.
-    - `gradient_noise`: standard deviation of independent Gaussian noise added to every gradient; the
-      learner moves along the noisy gradient, and the noisy gradient is what is observed.
-    - `restart_probability`: chance of a restart before each step. Episode lengths are then geometric and
-      independent of the path, as integration by parts needs; 0 means that no episode stops early.
+        X_{k+1} = X_k − ε g_k + sqrt(2ε/β) ξ_{k+1},   ξ ~ N(0, I),   X_0 ~ π_0 at each episode start
 
-    ```python
-    mj.ForwardLearner(
-        mj.potentials.Quartic(),
-        lambda key: jax.random.normal(key, (2,)),  # where episodes start
-        step_size=0.01,
-        gradient_noise=0.5,
-        restart_probability=0.002,
-    )
-    ```
+    with ε the step size, β the inverse temperature and g_k the gradient the learner used at X_k.
+
+    Args:
+        potential: the loss L it minimises; one with minibatches is sampled anew at every step.
+        initial: the law π_0 of an episode's start, as a function key ↦ X_0 of shape (d,), such as `initial.Normal()`.
+            Its dtype is the dtype of the whole simulation.
+        step_size: ε > 0.
+        inverse_temperature: β > 0.
+        gradient_noise: standard deviation of independent Gaussian noise added to every gradient; the learner moves
+            along the noisy gradient, and the noisy gradient is what is observed.
+        restart_probability: chance of a restart before each step. The number of steps of an episode is then geometric
+            and independent of the path, as integration by parts needs; 0 means that no episode stops early.
+
+    Raises:
+        ValueError: if a number is out of its range.
+
+    Example:
+        ```python
+        import malliavin_jax as mj
+
+        learner = mj.ForwardLearner(
+            mj.potentials.Quartic(),
+            mj.initial.Normal(dim=2),  # where episodes start
+            step_size=0.01,
+            gradient_noise=0.5,
+            restart_probability=0.002,
+        )
+        ```
     """
 
-    potential: AbstractPotential
+    potential: AbstractPotential | MatrixFree
     initial: Callable[[Key], Vector]
     step_size: float | Scalar
     inverse_temperature: float | Scalar = 1.0
@@ -57,24 +68,47 @@ class ForwardLearner(eqx.Module):
 class Point(NamedTuple):
     """What is observed at one step.
 
-    ```python
-    point = mj.Point(jnp.zeros(1), loss.gradient(jnp.zeros(1)), loss.hessian(jnp.zeros(1)))
-    ```
+    Attributes:
+        x: position X_k, of shape (d,).
+        gradient: the gradient g_k that the learner used there, of shape (d,).
+        hessian: the Hessian H_k observed there, of shape (d, d); for a `potentials.MatrixFree` loss an object that
+            only knows the products H_k @ v.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss, x = mj.potentials.Quartic(), jnp.ones(1)
+        point = mj.learner.Point(x, loss.gradient(x), loss.hessian(x))
+        ```
     """
 
     x: Vector
     gradient: Vector
-    hessian: Matrix
+    hessian: Curvature
 
 
 class Transition(NamedTuple):
-    """One step of the learner, as observed: `before` at k, `after` at k + 1.
+    """One step of the learner, as observed: all that a weight scheme sees at a time.
 
-    ```python
-    rows = [mj.Point(*(leaf[0, k] for leaf in (paths.x, paths.gradient, paths.hessian))) for k in (0, 1)]
-    step = mj.Transition(*rows, paths.step_size[0], paths.inverse_temperature[0])
-    state = mj.Canonical().step(mj.Canonical().init(1, jnp.float32), step)
-    ```
+    Attributes:
+        before: the point at step k.
+        after: the point at step k + 1.
+        step_size: ε.
+        inverse_temperature: β.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss, scheme = mj.potentials.Quartic(), mj.Canonical()
+        points = [mj.learner.Point(x, loss.gradient(x), loss.hessian(x)) for x in (jnp.ones(1), 1.1 * jnp.ones(1))]
+        step = mj.learner.Transition(*points, step_size=jnp.array(0.01), inverse_temperature=jnp.array(1.0))
+        state = scheme.step(scheme.init(1, jnp.float32), step)
+        scheme.weight(state)  # S(u) after one step
+        ```
     """
 
     before: Point
@@ -84,11 +118,25 @@ class Transition(NamedTuple):
 
 
 class Path(eqx.Module):
-    """One observed episode; rows past `length` steps, after the episode stopped, hold NaN.
+    """One observed episode; row k is what was seen after k steps, row 0 the start.
 
-    ```python
-    path.x.shape, path.num_steps  # (81, 1), 80
-    ```
+    Attributes:
+        x: positions, of shape (points, d).
+        gradient: the gradients that the learner used, of shape (points, d).
+        hessian: the Hessians observed, of shape (points, d, d).
+        step_size: ε.
+        inverse_temperature: β.
+        last_step: the number of steps after which the episode stopped; later rows hold NaN.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        learner = mj.ForwardLearner(mj.potentials.Quartic(), mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
+        path.x.shape, path.num_steps  # (81, 1), 80
+        ```
     """
 
     x: Float[Array, "points d"]
@@ -96,10 +144,11 @@ class Path(eqx.Module):
     hessian: Float[Array, "points d d"]
     step_size: Scalar
     inverse_temperature: Scalar
-    length: Int[Array, ""]
+    last_step: Int[Array, ""]
 
     @property
     def num_steps(self) -> int:
+        """The number of rows after the start, those past `last_step` included."""
         return self.x.shape[0] - 1
 
 
@@ -110,9 +159,12 @@ def initial_shape(learner: ForwardLearner) -> tuple[int, Any]:
         raise ValueError(f"initial must return an array of shape (d,), got {getattr(spec, 'shape', spec)}")
     if not jnp.issubdtype(spec.dtype, jnp.floating):
         raise ValueError(f"initial must return floating-point numbers, got dtype {spec.dtype}")
-    for name, expected in (("gradient", spec.shape), ("hessian", spec.shape * 2)):
+    potential = learner.potential
+    for name, function, expected in (
+        ("gradient", potential.gradient, spec.shape), ("hessian", potential.curvature, spec.shape * 2)
+    ):  # fmt: skip
         try:
-            got = jax.eval_shape(getattr(learner.potential, name), spec).shape
+            got = jax.eval_shape(function, spec).shape
         except (TypeError, ValueError, IndexError) as error:
             raise ValueError(
                 f"initial returns a state of shape {spec.shape}, which potential.{name} does not take: {error}"
@@ -125,9 +177,19 @@ def initial_shape(learner: ForwardLearner) -> tuple[int, Any]:
     return spec.shape[0], spec.dtype
 
 
+def offers_matrix(learner: ForwardLearner) -> bool:
+    """Whether the learner shows whole Hessians, and not only their products with vectors."""
+    spec = jax.eval_shape(learner.initial, jax.random.key(0))
+    return jax.eval_shape(lambda x: matrix_of(learner.potential.curvature(x)), spec) is not None
+
+
 def check_matrix(learner: ForwardLearner) -> None:
-    if isinstance(learner.potential, MatrixFree):
-        raise ValueError("potential must offer its Hessian, not products with it, to store it: see observe_weights")
+    """Refuse a learner without Hessians where they are to be stored."""
+    if not offers_matrix(learner):
+        raise ValueError(
+            "potential must offer its Hessian, not only products with it, for a path that stores it: "
+            "use observe, which needs no more than products, or a Potential with a hessian"
+        )
 
 
 def point_at(learner: ForwardLearner, x: Vector, noise: Vector | None, batch_key: Key | None) -> Point:
@@ -139,4 +201,4 @@ def point_at(learner: ForwardLearner, x: Vector, noise: Vector | None, batch_key
     gradient = potential.gradient(x)
     if noise is not None:
         gradient = gradient + jnp.asarray(learner.gradient_noise, x.dtype) * noise
-    return Point(x, gradient, potential.hessian(x))
+    return Point(x, gradient, potential.curvature(x))

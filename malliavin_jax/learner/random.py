@@ -20,8 +20,8 @@ from .._base.small_tensors import UNROLL_UP_TO, Leaves
 from .._base.types import Key, Scalar, Vector
 
 # The high word of the counter says what the numbers are for: (ξ, gradient noise, minibatch) of the first point and of
-# the later ones, the length of the episode, and the key of its initial law.
-FIRST, LATER, LENGTH, INITIAL = (0, 1, 2), (3, 4, 5), 6, 7
+# the later ones, the last step of the episode, and the key of its initial law.
+FIRST, LATER, LAST_STEP, INITIAL = (0, 1, 2), (3, 4, 5), 6, 7
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -45,6 +45,16 @@ def threefry(key: Words, counter: Words) -> Words:
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + schedule[(group + 2) % 3] + _uint32(group + 1)
     return x0, x1
+
+
+def episode_keys(key: Key, first: Array | int, count: int) -> Array:
+    """The keys of `count` episodes from number `first` on.
+
+    Key i is a function of `key` and i alone, so that episodes may be made in chunks, on any device or process. It is
+    `jax.random.split(key, n)[i]` for every n, as long as JAX's Threefry is the partitionable one (its default).
+    """
+    index = jnp.asarray(first, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, index)
 
 
 def key_words(key: Key) -> Words:

@@ -6,14 +6,16 @@ Where an estimate is not trusted its curve is dotted and has no band, and its ar
 """
 
 from .curves import (
-    bias_and_error as bias_and_error,
     chain_trace as chain_trace,
-    convergence as convergence,
-    error_comparison as error_comparison,
     gradient_bands as gradient_bands,
     histogram_against_gibbs as histogram_against_gibbs,
     loss_recovery as loss_recovery,
     observed_paths as observed_paths,
+)
+from .errors import (
+    bias_and_error as bias_and_error,
+    convergence as convergence,
+    error_comparison as error_comparison,
     weight_tails as weight_tails,
 )
 from .plane import curl_map as curl_map, field_arrows as field_arrows, loss_surface as loss_surface

@@ -3,29 +3,35 @@
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
 from ..estimate.ratio import Estimate
+from .style import COLOURS, new_axes
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 PLANE = {"xlabel": "α₁ (units of the state)", "ylabel": "α₂ (units of the state)"}
 
 
-def new_axes(ax: Axes | None) -> Axes:
-    return plt.subplots(figsize=(6.0, 4.0), layout="constrained")[1] if ax is None else ax
-
-
 def loss_surface(grid: Any, value: Any, *, ceiling: float | None = None, ax: Axes | None = None) -> Axes:
-    """A loss on two axes, `value` (nodes, nodes), as filled contours from its minimum up to `ceiling` above it.
+    """A loss on two axes as filled contours, blank where it is not known (NaN) or too high.
 
-    Blank where it is higher, or not known (NaN).
+    Args:
+        grid: the two axes, each (nodes,).
+        value: the loss, of shape (nodes of the first, nodes of the second).
+        ceiling: how far above its minimum the loss is drawn; without it, all of it.
+        ax: where to draw; without it, a new figure.
 
-    ```python
-    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
-    plots.loss_surface(axes, np.add.outer(axes[0] ** 2, axes[1] ** 2), ceiling=1.0)
-    ```
+    Returns:
+        The axes.
+
+    Example:
+        ```python
+        import numpy as np
+        from malliavin_jax import plots
+
+        axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+        plots.loss_surface(axes, np.add.outer(axes[0] ** 2, axes[1] ** 2), ceiling=1.0)
+        ```
     """
     ax, height = new_axes(ax), np.asarray(value, float)
     height = height - np.nanmin(height)
@@ -42,13 +48,25 @@ def loss_surface(grid: Any, value: Any, *, ceiling: float | None = None, ax: Axe
 def field_arrows(grid: Any, fields: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """Descent directions −∇L on two axes, one colour a field; draw `loss_surface` beneath for the landscape.
 
-    A field is an `Estimate` with `value` (nodes, nodes, 2), or that array. Arrows keep their direction; their lengths
-    are compressed to |g|/(|g| + m), m the median of |g| over all fields, or one steep wall would hide the rest.
+    Arrows keep their direction; their lengths are compressed to |g|/(|g| + m), m the median of |g| over all fields, or
+    one steep wall would hide the rest.
 
-    ```python
-    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
-    plots.field_arrows(axes, {"∇ of |α|²/2": np.stack(np.meshgrid(*axes, indexing="ij"), -1)})
-    ```
+    Args:
+        grid: the two axes, each (nodes,).
+        fields: by name, an `Estimate` with `value` (nodes, nodes, 2), or that array. The first is black and broad.
+        ax: where to draw; without it, a new figure.
+
+    Returns:
+        The axes.
+
+    Example:
+        ```python
+        import numpy as np
+        from malliavin_jax import plots
+
+        axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+        plots.field_arrows(axes, {"∇ of |α|²/2": np.stack(np.meshgrid(*axes, indexing="ij"), -1)})
+        ```
     """
     ax = new_axes(ax)
     x, y = (np.asarray(axis) for axis in grid)
@@ -71,12 +89,23 @@ def field_arrows(grid: Any, fields: Mapping[str, Any], *, ax: Axes | None = None
 def curl_map(grid: Any, field: Any, *, limit: float | None = None, ax: Axes | None = None) -> Axes:
     """The curl ∂₁G₂ − ∂₂G₁ of a field G on two axes, by central differences: 0 for a gradient, so what shows is error.
 
-    `limit` is the value of the darkest colour; without it, the largest that occurs.
+    Args:
+        grid: the two axes, each (nodes,).
+        field: an `Estimate` with `value` (nodes, nodes, 2), or that array.
+        limit: the value of the darkest colour; without it, the largest that occurs.
+        ax: where to draw; without it, a new figure.
 
-    ```python
-    axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
-    plots.curl_map(axes, np.stack(np.meshgrid(*axes, indexing="ij"), -1), limit=1.0)  # a gradient: no colour
-    ```
+    Returns:
+        The axes.
+
+    Example:
+        ```python
+        import numpy as np
+        from malliavin_jax import plots
+
+        axes = (np.linspace(-1, 1, 9), np.linspace(-1, 1, 9))
+        plots.curl_map(axes, np.stack(np.meshgrid(*axes, indexing="ij"), -1), limit=1.0)  # a gradient: no colour
+        ```
     """
     ax = new_axes(ax)
     x, y = (np.asarray(axis) for axis in grid)

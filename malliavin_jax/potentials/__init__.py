@@ -6,7 +6,7 @@ from .base import (
     AbstractPotential as AbstractPotential,
     Potential as Potential,
 )
-from .matrix_free import MatrixFree as MatrixFree
 from .monomials import num_terms as num_terms
 from .polynomial import Polynomial as Polynomial
+from .products import MatrixFree as MatrixFree
 from .statistical import GaussianMixture as GaussianMixture, LogisticRegression as LogisticRegression

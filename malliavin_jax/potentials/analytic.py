@@ -1,21 +1,35 @@
 """Losses in closed form: bowls, wells and the Müller–Brown surface."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._base.checks import check_shape
+from .._base.checks import check_finite, check_shape
 from .._base.types import Matrix, Scalar, Vector
-from .base import AbstractPotential, check_finite, check_parameter, check_symmetric, like, parameter
+from .base import AbstractPotential, check_parameter, check_symmetric, like, parameter
 
 
 class Quadratic(AbstractPotential):
-    """L(x) = ½ (x − c)ᵀ P (x − c), with P = `precision` (a number p stands for p I) and c = `center`.
+    """L(x) = ½ (x − c)ᵀ P (x − c), in any dimension.
 
-    ```python
-    bowl = mj.potentials.Quadratic(precision=2.0, center=1.0)
-    bowl.gradient(jnp.array([3.0]))  # [4.]
-    ```
+    Args:
+        precision: P, a symmetric (d, d) matrix, or a number p for p I.
+        center: c, (d,) or a number.
+
+    Raises:
+        ValueError: if `precision` is not square or not symmetric, `center` is of another dimension, or one of them is
+            not finite.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        bowl = mj.potentials.Quadratic(precision=2.0, center=1.0)
+        bowl.gradient(jnp.array([3.0]))  # [4.]
+        ```
     """
 
     precision: Float[Array, "..."] | float = parameter("precision", 1.0)
@@ -50,13 +64,23 @@ class Quadratic(AbstractPotential):
 
 
 class Quartic(AbstractPotential):
-    """L(x) = Σ_i (x_i⁴/4 + x_i²/2) + γ Σ_i x_i x_{i+1}, with γ = `coupling`, in any dimension.
+    """L(x) = Σ_i (x_i⁴/4 + x_i²/2) + γ Σ_i x_i x_{i+1}, in any dimension.
 
     In d = 1 it is x⁴/4 + x²/2, the loss of the paper's example.
 
-    ```python
-    mj.potentials.Quartic(coupling=0.5).gradient(jnp.array([1.0, 0.0]))  # [2. 0.5]
-    ```
+    Args:
+        coupling: γ.
+
+    Raises:
+        ValueError: if `coupling` is not one finite number.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        mj.potentials.Quartic(coupling=0.5).gradient(jnp.array([1.0, 0.0]))  # [2. 0.5]
+        ```
     """
 
     coupling: Float[Array, "..."] | float = parameter("coupling", 0.0)
@@ -79,11 +103,23 @@ class Quartic(AbstractPotential):
 class DoubleWell(AbstractPotential):
     """L(x) = h (x_0² − 1)² + t x_0 + ½ k Σ_{i≥1} x_i², in any dimension.
 
-    h = `height`, t = `tilt`, k = `stiffness`. Without tilt the wells are at x_0 = ±1, with barrier h.
+    Without tilt the wells are at x_0 = ±1, with barrier h.
 
-    ```python
-    mj.potentials.DoubleWell(tilt=0.0).value(jnp.zeros(1))  # the barrier: 1
-    ```
+    Args:
+        height: h, positive.
+        tilt: t.
+        stiffness: k, positive.
+
+    Raises:
+        ValueError: if one of them is not one finite number, or `height` or `stiffness` is not positive.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        mj.potentials.DoubleWell(tilt=0.0).value(jnp.zeros(1))  # the barrier: 1
+        ```
     """
 
     height: Float[Array, "..."] | float = parameter("height", 1.0)
@@ -109,7 +145,7 @@ class DoubleWell(AbstractPotential):
 
 
 class MullerBrown(AbstractPotential):
-    """The Müller–Brown surface (Theoretica Chimica Acta 53, 1979) times `scale`, in d = 2.
+    """The Müller–Brown surface (Theoretica Chimica Acta 53, 1979) times a factor, in d = 2.
 
     L(x) = scale Σ_k A_k exp(a_k p² + b_k p q + c_k q²), (p, q) = x − (centre of term k).
 
@@ -120,10 +156,20 @@ class MullerBrown(AbstractPotential):
     three wells are then 1.48, .50 and .12. Barriers of several units need a larger scale, and a step smaller
     in proportion. Far outside the wells the surface grows like the exponential of a quadratic.
 
-    ```python
-    surface = mj.potentials.MullerBrown(scale=1.0)
-    surface.value(jnp.array([-0.558, 1.442]))  # about -146.7
-    ```
+    Args:
+        scale: the factor, positive.
+
+    Raises:
+        ValueError: if `scale` is not one positive number.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        surface = mj.potentials.MullerBrown(scale=1.0)
+        surface.value(jnp.array([-0.558, 1.442]))  # about -146.7
+        ```
     """
 
     scale: Float[Array, "..."] | float = parameter("scale", 0.014)
@@ -131,8 +177,7 @@ class MullerBrown(AbstractPotential):
     def __check_init__(self):
         check_parameter("scale", self.scale, positive=True)
 
-    def _terms(self, x: Vector) -> tuple[Array, Array, Array]:
-        """Each term A e^q, with the gradient and the (constant) Hessian of its exponent q."""
+    def _terms(self, x: Vector) -> "_Terms":
         check_shape("x", x, (2,))
         size = jnp.asarray(self.scale, x.dtype) * jnp.asarray([-200.0, -100.0, -170.0, 15.0], x.dtype)
         centers = jnp.asarray([[1.0, 0.0], [0.0, 0.5], [-0.5, 1.5], [-1.0, 1.0]], x.dtype)
@@ -140,15 +185,24 @@ class MullerBrown(AbstractPotential):
         curve = jnp.asarray([[[2 * a, b], [b, 2 * c]] for a, b, c in zip(a, b, c, strict=True)], x.dtype)
         offset = x[None] - centers
         slope = jnp.einsum("kij,kj->ki", curve, offset)
-        return size * jnp.exp(0.5 * jnp.sum(slope * offset, axis=1)), slope, curve
+        return _Terms(size * jnp.exp(0.5 * jnp.sum(slope * offset, axis=1)), slope, curve)
 
     def value(self, x: Vector) -> Scalar:
-        return jnp.sum(self._terms(x)[0])
+        return jnp.sum(self._terms(x).value)
 
     def gradient(self, x: Vector) -> Vector:
-        term, slope, _ = self._terms(x)
-        return term @ slope
+        terms = self._terms(x)
+        return terms.value @ terms.slope
 
     def hessian(self, x: Vector) -> Matrix:
-        term, slope, curve = self._terms(x)
-        return jnp.einsum("k,kij->ij", term, slope[:, :, None] * slope[:, None, :] + curve)
+        terms = self._terms(x)
+        products = terms.slope[:, :, None] * terms.slope[:, None, :]
+        return jnp.einsum("k,kij->ij", terms.value, products + terms.curve)
+
+
+class _Terms(NamedTuple):
+    """Each term A e^q of the Müller–Brown surface, with the gradient and the (constant) Hessian of its exponent q."""
+
+    value: Float[Array, " k"]
+    slope: Float[Array, "k 2"]
+    curve: Float[Array, "k 2 2"]

@@ -11,30 +11,37 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._base.checks import check_positive, check_shape, float_array, is_concrete
+from .._base.checks import check_finite, check_positive, check_shape, float_array, is_concrete
 from .._base.types import Key, Matrix, Scalar, Vector
 
 
 class AbstractPotential(eqx.Module):
     """A loss L: R^d → R with its first two derivatives, each a function of one point x of shape (d,).
 
-    Results have the dtype of `x`, whatever the dtype of the parameters.
+    A loss of one's own is a subclass with the methods `value`, `gradient` and `hessian`. Results have the dtype of `x`,
+    whatever the dtype of the parameters.
 
-    ```python
-    class Linear(mj.potentials.AbstractPotential):
-        slope: float
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
 
-        def value(self, x):
-            return self.slope * jnp.sum(x)
 
-        def gradient(self, x):
-            return jnp.full_like(x, self.slope)
+        class Linear(mj.potentials.AbstractPotential):
+            slope: float
 
-        def hessian(self, x):
-            return jnp.zeros((x.shape[0],) * 2, x.dtype)
+            def value(self, x):
+                return self.slope * jnp.sum(x)
 
-    Linear(2.0).gradient(jnp.zeros(3))  # [2. 2. 2.]
-    ```
+            def gradient(self, x):
+                return jnp.full_like(x, self.slope)
+
+            def hessian(self, x):
+                return jnp.zeros((x.shape[0],) * 2, x.dtype)
+
+
+        Linear(2.0).gradient(jnp.zeros(3))  # [2. 2. 2.]
+        ```
     """
 
     @abc.abstractmethod
@@ -49,6 +56,10 @@ class AbstractPotential(eqx.Module):
     def hessian(self, x: Vector) -> Matrix:
         """∇²L(x), symmetric."""
 
+    def curvature(self, x: Vector) -> Matrix:
+        """What a learner shows of the second derivative at x: here all of it, ∇²L(x)."""
+        return self.hessian(x)
+
 
 class Static(eqx.Module):
     """A plain function made part of the tree's structure, so that `jax.jit` and `jax.vmap` take it along."""
@@ -59,14 +70,28 @@ class Static(eqx.Module):
         return self.function(*arguments)
 
 
+def part_of_tree(name: str, function: Any) -> Callable:
+    """A callable as part of a PyTree: a plain function as static structure, one that is a PyTree as it is."""
+    if not callable(function):
+        raise ValueError(f"{name} must be callable, got {function!r}")
+    return Static(function) if jax.tree_util.all_leaves([function]) else function
+
+
 class AbstractMinibatchPotential(AbstractPotential):
     """A potential that is a sum over data, of which a learner may see a random batch at each step.
 
-    ```python
-    regression = mj.potentials.LogisticRegression([[1.0, 0.5], [-0.3, 2.0]], [1.0, 0.0], batch_size=1)
-    one = regression.minibatch(jax.random.key(0))  # what the learner sees at one step
-    one.gradient(jnp.zeros(2))
-    ```
+    A subclass has, besides `value`, `gradient` and `hessian` of all the data, the method `minibatch(key)`.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        regression = mj.potentials.LogisticRegression([[1.0, 0.5], [-0.3, 2.0]], [1.0, 0.0], batch_size=1)
+        one = regression.minibatch(jax.random.key(0))  # what the learner sees at one step
+        one.gradient(jnp.zeros(2)).shape  # (2,)
+        ```
     """
 
     @abc.abstractmethod
@@ -82,19 +107,16 @@ def number(name: str, value: Any) -> Any:
 
 
 def parameter(name: str, default: float) -> Any:
+    """A field of a potential that holds a number."""
     return eqx.field(converter=functools.partial(number, name), default=default)
 
 
 def check_parameter(name: str, value: Any, *, positive: bool = False) -> None:
+    """Refuse what is not one finite number, or one positive number."""
     check_shape(name, value, ())
     check_finite(name, value)
     if positive:
         check_positive(name, value)
-
-
-def check_finite(name: str, value: Any) -> None:
-    if is_concrete(value) and not np.all(np.isfinite(value)):
-        raise ValueError(f"{name} must be finite, got {value}")
 
 
 def check_symmetric(name: str, matrix: Any) -> None:
@@ -117,10 +139,22 @@ class Potential(AbstractPotential):
     derivatives from outside flow into them; plain functions become static. Nothing checks that the three
     agree with one another.
 
-    ```python
-    own = mj.Potential(lambda x: jnp.sum(x**4), lambda x: 4 * x**3, lambda x: jnp.diag(12 * x**2))
-    own.gradient(jnp.array([2.0]))  # [32.]
-    ```
+    Args:
+        value: L, a function of x (d,) with values ().
+        gradient: ∇L, a function of x with values (d,).
+        hessian: ∇²L, a function of x with values (d, d), symmetric.
+
+    Raises:
+        ValueError: if one of the three is not callable.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        own = mj.Potential(lambda x: jnp.sum(x**4), lambda x: 4 * x**3, lambda x: jnp.diag(12 * x**2))
+        own.gradient(jnp.array([2.0]))  # [32.]
+        ```
     """
 
     _value: Callable
@@ -128,11 +162,9 @@ class Potential(AbstractPotential):
     _hessian: Callable
 
     def __init__(self, value: Callable, gradient: Callable, hessian: Callable):
-        for name, function in (("value", value), ("gradient", gradient), ("hessian", hessian)):
-            if not callable(function):
-                raise ValueError(f"{name} must be callable, got {function!r}")
-            is_plain = jax.tree_util.all_leaves([function])
-            setattr(self, f"_{name}", Static(function) if is_plain else function)
+        self._value = part_of_tree("value", value)
+        self._gradient = part_of_tree("gradient", gradient)
+        self._hessian = part_of_tree("hessian", hessian)
 
     def value(self, x: Vector) -> Scalar:
         return self._value(x)

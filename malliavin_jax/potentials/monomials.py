@@ -1,4 +1,4 @@
-"""Monomials, their derivatives, and least squares on derivatives: arrays in, arrays out.
+"""Monomials and their derivatives: arrays in, arrays out.
 
 A derivative of a monomial is a multiple of a lower one, ∂^δ z^e = (e!/(e−δ)!) z^{e−δ}. So the derivatives of
 Σ_t θ_t z^{e_t} are all linear in one short vector φ(z) of monomials, and the normal equations of a fit to
@@ -21,23 +21,40 @@ from .._base.checks import check_count
 Exponents = tuple[tuple[int, ...], ...]
 
 # Accelerators multiply float32 matrices in fewer bits unless told otherwise; the normal equations need all.
-_HIGHEST = lax.Precision.HIGHEST
+HIGHEST = lax.Precision.HIGHEST
 
 
 def num_terms(d: int, degree: int) -> int:
     """Number of monomials in d variables of degree 1 to `degree`: (d + degree choose d) − 1.
 
-    ```python
-    mj.potentials.num_terms(2, 2)  # 5: x, y, x², xy, y²
-    ```
+    Args:
+        d: number of variables.
+        degree: largest total degree.
+
+    Returns:
+        How many coefficients a `Polynomial` of this degree has.
+
+    Example:
+        ```python
+        import malliavin_jax as mj
+
+        mj.potentials.num_terms(2, 2)  # 5: x, y, x², xy, y²
+        ```
     """
     return math.comb(d + degree, d) - 1
 
 
+def factors_up_to(d: int, degree: int) -> list[tuple[int, ...]]:
+    """The monomials in d variables up to `degree`, by increasing degree, each as the sorted axes of its factors.
+
+    () is the constant, (0, 0, 1) is x_0² x_1.
+    """
+    return [t for n in range(degree + 1) for t in itertools.combinations_with_replacement(range(d), n)]
+
+
 def all_exponents(d: int, degree: int) -> Exponents:
-    """Exponents of those monomials, by increasing degree; the constant is left out."""
-    choices = itertools.product(range(degree, -1, -1), repeat=d)
-    return tuple(sorted((e for e in choices if 1 <= sum(e) <= degree), key=sum))
+    """Exponents of the same monomials, in the same order; the constant is left out."""
+    return tuple(tuple(map(factors.count, range(d))) for factors in factors_up_to(d, degree)[1:])
 
 
 def check_exponents(exponents: Any) -> Exponents:
@@ -92,6 +109,11 @@ def derivative_table(exponents: Exponents, orders: tuple[int, ...]) -> Derivativ
     )
 
 
+# Monomials are evaluated in two ways. Of one point, from a table of powers: the program has as many operations as there
+# are powers, not monomials (461 of degree 6 in d = 5). Of many points at once, one array per monomial, each a lower one
+# times a coordinate: what sums over points fuses into one loop. The two round differently (x·(y·y) and (x·y)·y).
+
+
 def monomials(z: Float[Array, " d"], exponents: np.ndarray) -> Float[Array, " u"]:
     """z^e for each row e of `exponents`, from a table of powers: right at z = 0, as are its derivatives."""
     powers = [jnp.ones_like(z)]
@@ -99,6 +121,14 @@ def monomials(z: Float[Array, " d"], exponents: np.ndarray) -> Float[Array, " u"
         powers.append(powers[-1] * z)
     table = jnp.stack(powers)
     return functools.reduce(operator.mul, (table[exponents[:, i], i] for i in range(z.shape[0])))
+
+
+def monomials_of_points(z: Float[Array, "d points"], degree: int) -> Float[Array, "terms points"]:
+    """The monomials of `factors_up_to` at many points, coordinates first."""
+    known: dict[tuple[int, ...], Array] = {(): jnp.ones_like(z[0])}
+    for factors in factors_up_to(z.shape[0], degree)[1:]:
+        known[factors] = known[factors[:-1]] * z[factors[-1]]
+    return jnp.stack(list(known.values()))
 
 
 def combine(theta: Float[Array, " terms"], table: DerivativeTable) -> Float[Array, "rows u"]:
@@ -111,4 +141,4 @@ def derivatives(
 ) -> Float[Array, " rows"]:
     """All derivatives of one order, in z, of Σ_t θ_t z^{e_t}."""
     table = derivative_table(exponents, (order,))
-    return jnp.matmul(combine(theta, table), monomials(z, table.monomials), precision=_HIGHEST)
+    return jnp.matmul(combine(theta, table), monomials(z, table.monomials), precision=HIGHEST)

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,12 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from .._base.checks import check_count, check_nonnegative, check_positive, check_shape, float_array, is_concrete
+from .._base.checks import (
+    check_count,
+    check_finite,
+    check_nonnegative,
+    check_positive,
+    check_shape,
+    float_array,
+    is_concrete,
+)
 from .._base.types import Key, Matrix, Scalar, Vector
 from .base import (
     AbstractMinibatchPotential,
     AbstractPotential,
-    check_finite,
     check_parameter,
     check_symmetric,
     number,
@@ -26,17 +34,27 @@ from .base import (
 class GaussianMixture(AbstractPotential):
     """L(x) = −log Σ_k w_k N(x; μ_k, Σ_k).
 
-    - `means`: μ, (k, d). `weights`: w, (k,), positive, normalised here (None: equal).
-    - `covariances`: Σ, (k, d, d), or a number v for v I (None: I).
-
     With responsibilities r_k ∝ w_k N(x; μ_k, Σ_k) and s_k = Σ_k⁻¹ (x − μ_k): ∇L = Σ_k r_k s_k and
     ∇²L = Σ_k r_k [Σ_k⁻¹ − (s_k − ∇L)(s_k − ∇L)ᵀ], which stay accurate where every density underflows.
     Kept are the logarithms of the weights and W_k, the inverse of Σ_k's Cholesky factor (Σ_k⁻¹ = W_kᵀ W_k).
 
-    ```python
-    wells = mj.potentials.GaussianMixture([[-1.0], [1.0]], weights=[0.3, 0.7], covariances=0.2)
-    wells.value(jnp.array([1.0])) < wells.value(jnp.array([-1.0]))  # the heavier well is deeper
-    ```
+    Args:
+        means: μ, (k, d).
+        weights: w, (k,), positive, normalised here (None: equal).
+        covariances: Σ, (k, d, d), or a number v for v I (None: I).
+
+    Raises:
+        ValueError: if the shapes do not go together, a weight is not positive, or a covariance is not symmetric and
+            positive definite.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        wells = mj.potentials.GaussianMixture([[-1.0], [1.0]], weights=[0.3, 0.7], covariances=0.2)
+        wells.value(jnp.array([1.0])) < wells.value(jnp.array([-1.0]))  # the heavier well is deeper
+        ```
     """
 
     means: Float[Array, "k d"]
@@ -71,8 +89,7 @@ class GaussianMixture(AbstractPotential):
         eye = jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d))
         self.whiten = jax.scipy.linalg.solve_triangular(factor, eye, lower=True)
 
-    def _terms(self, x: Vector) -> tuple[Array, Array, Array]:
-        """log w_k N(x; μ_k, Σ_k), s_k and Σ_k⁻¹ for each k."""
+    def _terms(self, x: Vector) -> "_Components":
         check_shape("x", x, (self.means.shape[1],))
         whiten, means = self.whiten.astype(x.dtype), self.means.astype(x.dtype)
         white = jnp.einsum("kij,kj->ki", whiten, x[None] - means)
@@ -81,20 +98,28 @@ class GaussianMixture(AbstractPotential):
         constant = 0.5 * x.shape[0] * math.log(2 * math.pi)
         log_term = log_weights + log_det - 0.5 * jnp.sum(white**2, axis=1) - constant
         precision = jnp.einsum("kia,kib->kab", whiten, whiten)
-        return log_term, jnp.einsum("kij,ki->kj", whiten, white), precision
+        return _Components(log_term, jnp.einsum("kij,ki->kj", whiten, white), precision)
 
     def value(self, x: Vector) -> Scalar:
-        return -jax.nn.logsumexp(self._terms(x)[0])
+        return -jax.nn.logsumexp(self._terms(x).log_density)
 
     def gradient(self, x: Vector) -> Vector:
-        log_term, slope, _ = self._terms(x)
-        return jax.nn.softmax(log_term) @ slope
+        terms = self._terms(x)
+        return jax.nn.softmax(terms.log_density) @ terms.slope
 
     def hessian(self, x: Vector) -> Matrix:
-        log_term, slope, precision = self._terms(x)
-        share = jax.nn.softmax(log_term)
-        spread = slope - (share @ slope)[None]
-        return jnp.einsum("k,kij->ij", share, precision - spread[:, :, None] * spread[:, None, :])
+        terms = self._terms(x)
+        share = jax.nn.softmax(terms.log_density)
+        spread = terms.slope - (share @ terms.slope)[None]
+        return jnp.einsum("k,kij->ij", share, terms.precision - spread[:, :, None] * spread[:, None, :])
+
+
+class _Components(NamedTuple):
+    """What the components of a Gaussian mixture are at x: log w_k N(x; μ_k, Σ_k), s_k and Σ_k⁻¹."""
+
+    log_density: Float[Array, " k"]
+    slope: Float[Array, "k d"]
+    precision: Float[Array, "k d d"]
 
 
 class LogisticRegression(AbstractMinibatchPotential):
@@ -102,15 +127,26 @@ class LogisticRegression(AbstractMinibatchPotential):
 
     L(x) = c Σ_i [log(1 + exp(a_i·x)) − y_i a_i·x] + ½ λ |x|².
 
-    - `features`: rows a_i, (n, d). `labels`: y, (n,), each 0 or 1. `prior_precision`: λ.
-    - `batch_size`: B rows, drawn with replacement, make a batch (None: the whole data).
-    - `data_scale`: c. A batch has c n/B in its place and the full prior, which makes it unbiased.
+    Args:
+        features: rows a_i, (n, d).
+        labels: y, (n,), each 0 or 1.
+        prior_precision: λ, non-negative.
+        batch_size: B rows, drawn with replacement, make a minibatch (None: the whole data).
+        data_scale: c, positive. A minibatch has c n/B in its place and the full prior, which makes it unbiased.
 
-    ```python
-    features, labels = jax.random.normal(jax.random.key(0), (50, 2)), jnp.arange(50) % 2
-    regression = mj.potentials.LogisticRegression(features, labels, batch_size=10)
-    regression.hessian(jnp.zeros(2)).shape  # (2, 2): of all the data; a learner sees minibatches
-    ```
+    Raises:
+        ValueError: if the shapes do not go together, a label is not 0 or 1, or a number is out of its range.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        features, labels = jax.random.normal(jax.random.key(0), (50, 2)), jnp.arange(50) % 2
+        regression = mj.potentials.LogisticRegression(features, labels, batch_size=10)
+        regression.hessian(jnp.zeros(2)).shape  # (2, 2): of all the data; a learner sees minibatches
+        ```
     """
 
     features: Float[Array, "n d"] = eqx.field(converter=functools.partial(float_array, "features"))
@@ -132,25 +168,32 @@ class LogisticRegression(AbstractMinibatchPotential):
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
 
-    def _data(self, x: Vector) -> tuple[Array, Array, Array, Array, Array]:
+    def _data(self, x: Vector) -> "_Data":
         check_shape("x", x, self.features.shape[1:])
         features = self.features.astype(x.dtype)
-        scale, prior = jnp.asarray(self.data_scale, x.dtype), jnp.asarray(self.prior_precision, x.dtype)
-        return features, self.labels.astype(x.dtype), features @ x, scale, prior
+        return _Data(
+            features=features,
+            labels=self.labels.astype(x.dtype),
+            logits=features @ x,
+            scale=jnp.asarray(self.data_scale, x.dtype),
+            prior=jnp.asarray(self.prior_precision, x.dtype),
+        )
 
     def value(self, x: Vector) -> Scalar:
-        _, labels, logits, scale, prior = self._data(x)
-        return scale * jnp.sum(jax.nn.softplus(logits) - labels * logits) + 0.5 * prior * jnp.dot(x, x)
+        data = self._data(x)
+        losses = jax.nn.softplus(data.logits) - data.labels * data.logits
+        return data.scale * jnp.sum(losses) + 0.5 * data.prior * jnp.dot(x, x)
 
     def gradient(self, x: Vector) -> Vector:
-        features, labels, logits, scale, prior = self._data(x)
-        return scale * ((jax.nn.sigmoid(logits) - labels) @ features) + prior * x
+        data = self._data(x)
+        return data.scale * ((jax.nn.sigmoid(data.logits) - data.labels) @ data.features) + data.prior * x
 
     def hessian(self, x: Vector) -> Matrix:
-        features, _, logits, scale, prior = self._data(x)
+        data = self._data(x)
         # σ(z) σ(−z), not σ(1 − σ): the latter cancels where the prediction is sure
-        curve = jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
-        return scale * ((features * curve[:, None]).T @ features) + prior * jnp.eye(x.shape[0], dtype=x.dtype)
+        curve = jax.nn.sigmoid(data.logits) * jax.nn.sigmoid(-data.logits)
+        of_data = (data.features * curve[:, None]).T @ data.features
+        return data.scale * of_data + data.prior * jnp.eye(x.shape[0], dtype=x.dtype)
 
     def minibatch(self, key: Key) -> "LogisticRegression":
         if self.batch_size is None:
@@ -158,4 +201,16 @@ class LogisticRegression(AbstractMinibatchPotential):
         n = self.features.shape[0]
         rows = jax.random.randint(key, (self.batch_size,), 0, n)
         scale = self.data_scale * (n / self.batch_size)
-        return LogisticRegression(self.features[rows], self.labels[rows], self.prior_precision, None, scale)
+        return LogisticRegression(
+            self.features[rows], self.labels[rows], prior_precision=self.prior_precision, data_scale=scale
+        )
+
+
+class _Data(NamedTuple):
+    """The data of a logistic regression in the dtype of x, with a_i·x."""
+
+    features: Float[Array, "n d"]
+    labels: Float[Array, " n"]
+    logits: Float[Array, " n"]
+    scale: Scalar
+    prior: Scalar

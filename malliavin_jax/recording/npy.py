@@ -27,22 +27,23 @@ class Refused(ValueError):
     """A file that is not what it should be, with a message that says so."""
 
 
-def read_header(file: BinaryIO | Any, name: str, size: int) -> Header:
-    """The header of a .npy file of `size` bytes: real numbers or flags, exactly as many as the file has room for."""
+def read_header(file: BinaryIO | Any, name: str, num_bytes: int) -> Header:
+    """The header of a .npy file of `num_bytes` bytes: real numbers or flags, exactly as many as it has room for."""
     try:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        header = Header(*read(file), file.tell())
-        if any(length < 0 for length in header.shape):
+        shape, fortran_order, dtype = read(file)
+        header = Header(shape=shape, fortran_order=fortran_order, dtype=dtype, offset=file.tell())
+        if any(size < 0 for size in header.shape):
             raise TypeError(f"shape {header.shape}")
     except Exception as error:  # whatever a damaged header makes the parser raise, the file is at fault
         raise Refused(f"{name} cannot be read: truncated, damaged or not a .npy file ({error})") from error
     if header.dtype.hasobject or header.dtype.kind not in "biuf":
         raise Refused(f"{name} must hold real numbers, got dtype {header.dtype} (Python objects are never loaded)")
-    if header.offset + header.nbytes != size:
+    if header.offset + header.nbytes != num_bytes:
         raise Refused(
             f"{name} cannot be read: shape {header.shape} of {header.dtype} takes {header.nbytes} bytes, "
-            f"the file has {size - header.offset}"
+            f"the file has {num_bytes - header.offset}"
         )
     return header
 

@@ -1,16 +1,32 @@
 """What may be wrong with recorded arrays, found before anything is made of them."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .npy import Column
+from .weighing import Part
 
 _ASYMMETRY = 1e-4  # of the largest entry: more than float32 and finite differences leave
 
 
+class Fault(NamedTuple):
+    """What is wrong with one episode: which array, where in it (None: not a matter of one step), and why."""
+
+    episode: int
+    array: str
+    step: int | None
+    rule: str
+    got: str
+
+    def __str__(self) -> str:
+        place = "" if self.step is None else f", step {self.step}"
+        return f"episode {self.episode}{place}: {self.array} must be {self.rule}, got {self.got}"
+
+
 def column_of(name: str, value: Any) -> Any:
+    """An array of real numbers in memory, or a column on disk."""
     if isinstance(value, Column):
         column = value
     else:
@@ -23,7 +39,26 @@ def column_of(name: str, value: Any) -> Any:
     return column
 
 
+def columns_of(x: Any, gradient: Any, hessian: Any) -> dict[str, Any]:
+    """The three arrays by their names, without a Hessian that is None; their shapes must fit."""
+    columns = {"x": column_of("x", x), "gradient": column_of("gradient", gradient)}
+    if hessian is not None:
+        columns["hessian"] = column_of("hessian", hessian)
+    shape = columns["x"].shape
+    if len(shape) != 3 or 0 in shape:
+        raise ValueError(f"x must have shape (episodes, points, d), none of them 0, got {shape}")
+    if shape[1] < 2:
+        raise ValueError(f"x must hold at least 2 points an episode, the start and one step, got {shape[1]}")
+    if columns["gradient"].shape != shape:
+        raise ValueError(f"gradient must have the shape of x, {shape}, got {columns['gradient'].shape}")
+    full = (*shape, shape[2])
+    if hessian is not None and columns["hessian"].shape not in (shape, full):
+        raise ValueError(f"hessian must have shape {full}, or {shape} for its diagonal, got {columns['hessian'].shape}")
+    return columns
+
+
 def setting_of(name: str, value: Any, episodes: int) -> np.ndarray | None:
+    """One positive number, or one for each episode (looked at in `faults`)."""
     if value is None:
         return None
     array = np.asarray(column_of(name, value)[...], np.float64)
@@ -34,43 +69,60 @@ def setting_of(name: str, value: Any, episodes: int) -> np.ndarray | None:
     return array
 
 
-def lengths_of(lengths: Any, episodes: int, points: int) -> np.ndarray:
-    if lengths is None:
+def last_steps_of(last_steps: Any, episodes: int, points: int) -> np.ndarray:
+    """Whole numbers, one for each episode (their range is looked at in `faults`); None: all rows count."""
+    if last_steps is None:
         return np.broadcast_to(np.int64(points - 1), (episodes,))  # a view: no memory for each episode
-    array = np.asarray(column_of("lengths", lengths)[...])
+    array = np.asarray(column_of("last_steps", last_steps)[...])
     if array.shape != (episodes,):
-        raise ValueError(f"lengths must have shape ({episodes},), got {array.shape}")
+        raise ValueError(f"last_steps must have shape ({episodes},), got {array.shape}")
     if array.dtype.kind not in "iu":
-        raise ValueError(f"lengths must be whole numbers of steps, got dtype {array.dtype}")
+        raise ValueError(f"last_steps must be whole numbers of steps, got dtype {array.dtype}")
     return array.astype(np.int64)
 
 
-def faults(part: dict[str, Any], points: int) -> Iterator[tuple[int, str]]:
-    """Each bad episode of a block, in order, with the first thing that is wrong with it."""
-    lengths = part["lengths"]
-    found = {int(i): f": lengths must be between 0 and {points - 1} steps, got {lengths[i]}"
-             for i in np.flatnonzero((lengths < 0) | (lengths >= points))}  # fmt: skip
+def faults(part: Part, points: int, first: int = 0) -> Iterator[Fault]:
+    """Each bad episode of a part, in order, with the first thing that is wrong with it.
+
+    The first episode of the part counts as number `first`.
+    """
+    found: dict[int, Fault] = {}
+    for fault in (*_faults_of_episodes(part, points), *_faults_of_steps(part, points)):
+        found.setdefault(fault.episode, fault)
+    for episode in sorted(found):
+        yield found[episode]._replace(episode=first + episode)
+
+
+def _faults_of_episodes(part: Part, points: int) -> Iterator[Fault]:
+    last_steps = part["last_steps"]
+    for i in np.flatnonzero((last_steps < 0) | (last_steps >= points)):
+        yield Fault(int(i), "last_steps", None, f"between 0 and {points - 1} steps", str(last_steps[i]))
     for name in ("step_size", "inverse_temperature"):
         value = part[name]
         if value is not None and value.ndim > 0:
             for i in np.flatnonzero(~(np.isfinite(value) & (value > 0))):
-                found.setdefault(int(i), f": {name} must be positive and finite, got {value[i]}")
-    seen = np.arange(points)[None, :] <= lengths[:, None]
-    wrong = {
-        f"{name} must be finite": seen & ~np.isfinite(part[name]).reshape(*seen.shape, -1).all(-1)
-        for name in ("x", "gradient", "hessian")
-        if name in part
-    }
+                yield Fault(int(i), name, None, "positive and finite", str(value[i]))
+
+
+def _faults_of_steps(part: Part, points: int) -> Iterator[Fault]:
+    seen = np.arange(points)[None, :] <= part["last_steps"][:, None]
     hessian = part.get("hessian")
+    for name, array in (("x", part["x"]), ("gradient", part["gradient"]), ("hessian", hessian)):
+        if array is not None:
+            finite = np.isfinite(array).reshape(*seen.shape, -1).all(-1)
+            yield from _first_steps(seen & ~finite, name, "finite", array)
     if hessian is not None and hessian.ndim == 4 and hessian.shape[-1] > 1:
         with np.errstate(invalid="ignore", over="ignore"):
             gap = np.abs(hessian - np.swapaxes(hessian, -1, -2)).max((-1, -2))
-            wrong["hessian must be symmetric"] = seen & (gap > _ASYMMETRY * np.abs(hessian).max((-1, -2)))
-    for rule, where in wrong.items():
-        for i in np.flatnonzero(where.any(1)):
-            step = int(np.argmax(where[i]))
-            found.setdefault(int(i), f", step {step}: {rule}, got {_shown(part[rule.split()[0]][i, step])}")
-    yield from sorted(found.items())
+            wrong = seen & (gap > _ASYMMETRY * np.abs(hessian).max((-1, -2)))
+        yield from _first_steps(wrong, "hessian", "symmetric", hessian)
+
+
+def _first_steps(wrong: np.ndarray, name: str, rule: str, array: np.ndarray) -> Iterator[Fault]:
+    """The first bad step of each bad episode, from flags (episodes, points)."""
+    for i in np.flatnonzero(wrong.any(1)):
+        step = int(np.argmax(wrong[i]))
+        yield Fault(int(i), name, step, rule, _shown(array[i, step]))
 
 
 def _shown(value: np.ndarray) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,9 +15,22 @@ from .._base.types import Scalar
 from .loss import Loss
 
 METHODS = ("histogram", "kde")
+_MANY_CHAINS = 8  # from here on the chains themselves are the independent units of the standard errors
+_UNITS = 32  # of successive positions, where there are fewer chains
 
 
-# --- from samples ----------------------------------------------------------------------------------------
+class LogDensity(NamedTuple):
+    """−log π̂/β in each bin, fixed by its minimum 0, and its standard error."""
+
+    value: Float[Array, "..."]
+    stderr: Float[Array, "..."]
+
+
+class Moments(NamedTuple):
+    """Sums over the independent units."""
+
+    first: Float[Array, "..."]
+    second: Float[Array, "..."]
 
 
 def loss_from_samples(
@@ -31,15 +44,6 @@ def loss_from_samples(
 ) -> Loss:
     """L̂ = −β⁻¹ log π̂ with π̂ the density of positions drawn from exp(−βL), d = 1, 2 or 3.
 
-    - `positions`: (chains, kept, d), or (kept, d) for one chain.
-    - `inverse_temperature`: β of the chain.
-    - `bins`, `range`: bins per axis, and (low, high), in d > 1 one pair per axis; without it, the extremes of
-      the positions. Positions outside are left out. The grid is the bins' centres.
-    - `method`: "histogram", or "kde", the histogram smoothed by a Gaussian kernel.
-    - `bandwidth`: the kernel's standard deviation, one or one per axis. The default is half the normal
-      reference rule sd·(4/((d+2)·n))^(1/(d+4)) with n the effective number of positions: half, because a loss
-      with several wells is narrower than its spread, and the bias it leaves is in no standard error.
-
     A bin without a position holds NaN, also with "kde": nothing is invented there.
 
     Standard errors allow for the dependence of successive positions: π̂ is computed for each of U independent
@@ -47,21 +51,36 @@ def loss_from_samples(
     of log π̂ less its value at the lowest point follows from theirs by the delta method. Batches must be
     longer than the chain's memory. Bias (bin width, kernel, step size of the chain) is not in them.
 
-    ```python
-    mj.loss_from_samples(chain.positions, inverse_temperature=1.0, bins=10)
-    ```
+    Args:
+        positions: (chains, kept, d), or (kept, d) for one chain.
+        inverse_temperature: β of the chain.
+        bins: how many on each axis, one number or one for each axis; the grid is their centres.
+        range: (low, high), in d > 1 one pair for each axis; positions outside are left out. Without it, the extremes
+            of the positions.
+        method: "histogram", or "kde", the histogram smoothed by a Gaussian kernel.
+        bandwidth: the kernel's standard deviation, one number or one for each axis. The default is half the normal
+            reference rule sd·(4/((d+2)·n))^(1/(d+4)) with n the effective number of positions: half, because a loss
+            with several wells is narrower than its spread, and the bias that smoothing leaves is in no standard error.
+
+    Returns:
+        The loss on the centres of the bins.
+
+    Raises:
+        ValueError: if positions are not finite, too few or of more than 3 dimensions, or if another argument is out of
+            its range.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        positions = jax.random.normal(jax.random.key(0), (8, 1000, 1))  # of a chain on L(x) = x²/2
+        loss = mj.loss_from_samples(positions, inverse_temperature=1.0, bins=10)
+        loss.value, loss.stderr
+        ```
     """
-    x = float_array("positions", positions)
-    x = x[None] if x.ndim == 2 else x
-    check_shape("positions", x, (None, None, None))
-    chains, kept, d = x.shape
-    if not 1 <= d <= 3:
-        raise ValueError(f"positions must have 1, 2 or 3 dimensions (their last axis), got {d}")
-    if chains < 8 and chains * (kept // 2) < 2:
-        raise ValueError(f"positions must hold at least 4 positions or 8 chains, got shape {x.shape}")
-    if is_concrete(x) and not np.all(np.isfinite(x)):
-        bad = np.count_nonzero(~np.isfinite(x).all(-1))
-        raise ValueError(f"positions must be finite, got {bad} that are not; leave out the chains that diverged")
+    x = _checked_positions(positions)
+    d = x.shape[-1]
     check_positive("inverse_temperature", inverse_temperature)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -73,28 +92,58 @@ def loss_from_samples(
         check_positive("bandwidth", bandwidth)
         bandwidth = jnp.broadcast_to(jnp.asarray(bandwidth, x.dtype), (d,))
 
-    batches = 1 if chains >= 8 else min(-(-32 // chains), kept // 2)
-    length = kept // batches
-    units = x[:, : batches * length].reshape(chains * batches, length, d)
-    beta = jnp.asarray(inverse_temperature, x.dtype)
     # Without a range nothing lies outside it; with one, half of it on each side is room for the kernel.
     margins = tuple(0 if range is None else -(-n // 2) for n in counts) if method == "kde" else None
-    value, stderr = _log_density(x.reshape(-1, d), units, beta, low, high, bandwidth, counts, margins)
+    log_density = _log_density(
+        x.reshape(-1, d),
+        _units(x),
+        jnp.asarray(inverse_temperature, x.dtype),
+        low=low,
+        high=high,
+        bandwidth=bandwidth,
+        bins=counts,
+        margins=margins,
+    )
     axes = tuple(_centres(low[i], high[i], n) for i, n in enumerate(counts))
-    return Loss(axes[0] if d == 1 else axes, value, stderr)
+    return Loss(axes[0] if d == 1 else axes, log_density.value, log_density.stderr)
+
+
+def _checked_positions(positions: Shaped[ArrayLike, "..."]) -> Float[Array, "chains kept d"]:
+    """Positions with an axis of chains: finite, in 1 to 3 dimensions, enough for standard errors."""
+    x = float_array("positions", positions)
+    x = x[None] if x.ndim == 2 else x
+    check_shape("positions", x, (None, None, None))
+    chains, kept, d = x.shape
+    if not 1 <= d <= 3:
+        raise ValueError(f"positions must have 1, 2 or 3 dimensions (their last axis), got {d}")
+    if chains < _MANY_CHAINS and chains * (kept // 2) < 2:
+        raise ValueError(f"positions must hold at least 4 positions or {_MANY_CHAINS} chains, got shape {x.shape}")
+    if is_concrete(x) and not np.all(np.isfinite(x)):
+        bad = np.count_nonzero(~np.isfinite(x).all(-1))
+        raise ValueError(f"positions must be finite, got {bad} that are not; leave out the chains that diverged")
+    return x
+
+
+def _units(x: Float[Array, "chains kept d"]) -> Float[Array, "units each d"]:
+    """The chains, or batches of successive positions of few chains."""
+    chains, kept, d = x.shape
+    batches = 1 if chains >= _MANY_CHAINS else min(-(-_UNITS // chains), kept // 2)
+    each = kept // batches
+    return x[:, : batches * each].reshape(chains * batches, each, d)
 
 
 @eqx.filter_jit
 def _log_density(
     points: Float[Array, "n d"],
-    units: Float[Array, "units length d"],
+    units: Float[Array, "units each d"],
     beta: Scalar,
+    *,
     low: Float[Array, " d"],
     high: Float[Array, " d"],
     bandwidth: Float[Array, " d"] | None,
     bins: tuple[int, ...],
     margins: tuple[int, ...] | None,
-) -> tuple[Array, Array]:
+) -> LogDensity:
     if margins is None:
         density = partial(cell_counts, low=low, high=high, bins=bins)
     else:
@@ -106,17 +155,17 @@ def _log_density(
     lowest = jnp.argmax(jnp.where(filled, mean, -1))
     safe = jnp.where(filled, mean, 1)
 
-    def add(sums: tuple[Array, Array], unit: Array) -> tuple[tuple[Array, Array], None]:
+    def add(sums: Moments, unit: Array) -> tuple[Moments, None]:
         ratio = density(unit) / (unit.shape[0] * safe)
         influence = ratio - ratio.ravel()[lowest]
-        return (sums[0] + influence, sums[1] + influence**2), None
+        return Moments(sums.first + influence, sums.second + influence**2), None
 
-    (first, second), _ = jax.lax.scan(add, (jnp.zeros_like(mean), jnp.zeros_like(mean)), units)
+    sums, _ = jax.lax.scan(add, Moments(jnp.zeros_like(mean), jnp.zeros_like(mean)), units)
     number = len(units)
-    variance = (second - first**2 / number) / (number * (number - 1))
+    variance = (sums.second - sums.first**2 / number) / (number * (number - 1))
     value = (jnp.log(safe.ravel()[lowest]) - jnp.log(safe)) / beta
     stderr = jnp.sqrt(jnp.maximum(variance, 0)) / beta
-    return jnp.where(filled, value, jnp.nan), jnp.where(filled, stderr, jnp.inf)
+    return LogDensity(jnp.where(filled, value, jnp.nan), jnp.where(filled, stderr, jnp.inf))
 
 
 def range_ends(range: Any, x: Float[Array, "n d"]) -> tuple[Float[Array, " d"], Float[Array, " d"]]:

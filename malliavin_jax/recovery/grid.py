@@ -1,5 +1,8 @@
 """From a gradient on a grid back to the function: integration in d = 1, least squares in d > 1."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,11 +11,29 @@ from jaxtyping import Array, Bool, Float
 from .._base.types import Scalar
 
 
-class Fit(eqx.Module):
+class Fit(NamedTuple):
+    """The function on the grid: value (NaN where unknown), standard error, and the part that is no gradient."""
+
     value: Float[Array, "..."]
     stderr: Float[Array, "..."]
     curl: Scalar
     curl_expected: Scalar
+
+
+class Edges(NamedTuple):
+    """The edges along one axis of the grid, one fewer than there are points on it."""
+
+    integral: Float[Array, "..."]  # of the gradient along the edge; 0 if not joined
+    spacing: Float[Array, "..."]
+    stderr: Float[Array, "..."]  # of the gradient on it, the mean of its ends
+    joined: Bool[Array, "..."]  # whether both ends are usable
+
+
+class Curl(NamedTuple):
+    """The residual of the fit, and what noise alone would make it, both relative to the field."""
+
+    found: Scalar
+    expected: Scalar
 
 
 @eqx.filter_jit
@@ -29,44 +50,48 @@ def potential_of(
     conjugate gradients. Only the largest set of points joined by edges is kept: from one set to the next the
     constant is unknown.
     """
-    d = len(axes)
-    spacings = [jnp.diff(axis) for axis in axes]
-    integrals, lengths, errors, joined = [], [], [], []
-    for i, h in enumerate(spacings):
-        g, se, ok = (jnp.moveaxis(a, i, 0) for a in (gradient[..., i], stderr[..., i], usable))
-        h = h.reshape(-1, *(1,) * (d - 1))
-        edge = ok[1:] & ok[:-1]
-        se = jnp.where(ok, se, 0)
-        parts = (
-            _edge_integrals(jnp.where(ok, g, 0), h, edge),
-            jnp.broadcast_to(h, edge.shape),
-            (se[1:] + se[:-1]) / 2,
-            edge,
-        )
-        for store, part in zip((integrals, lengths, errors, joined), parts, strict=True):
-            store.append(jnp.moveaxis(part, 0, i))
-
-    if d == 1:
-        value = jnp.append(jnp.zeros(1, gradient.dtype), jnp.cumsum(integrals[0]))
+    edges = [_edges(i, axis, gradient[..., i], stderr[..., i], usable) for i, axis in enumerate(axes)]
+    if len(axes) == 1:
+        value = jnp.append(jnp.zeros(1, gradient.dtype), jnp.cumsum(edges[0].integral))
     else:
-        value = _least_squares(integrals, lengths, errors, joined, usable)
+        value = _least_squares(edges, usable)
 
-    free = [jnp.where(edge, 0.0, jnp.inf).astype(gradient.dtype) for edge in joined]
     number = jnp.arange(usable.size, dtype=gradient.dtype).reshape(usable.shape)
-    label = _spread(jnp.where(usable, number, jnp.inf), free)
-    sizes = jnp.bincount(jnp.where(usable, label, usable.size).astype(jnp.int32).ravel(), length=usable.size)
-    inside = usable & (label == jnp.argmax(sizes).astype(gradient.dtype))
+    inside = _largest_region(edges, usable, number)
     lowest = jnp.argmin(jnp.where(inside, value, jnp.inf))
     # The sd of an integral is at most the integral of the sd, along any path: take the cheapest one.
-    cost = [jnp.where(edge, h * se, jnp.inf) for edge, h, se in zip(joined, lengths, errors, strict=True)]
-    bound = _spread(jnp.where(number == lowest.astype(number.dtype), 0.0, jnp.inf).astype(number.dtype), cost)
-    curl, expected = _curl(value, integrals, lengths, errors, joined)
+    costs = [jnp.where(e.joined, e.spacing * e.stderr, jnp.inf) for e in edges]
+    bound = _cheapest(jnp.where(number == lowest.astype(number.dtype), 0.0, jnp.inf).astype(number.dtype), costs)
+    curl = _curl(value, edges)
     return Fit(
-        jnp.where(inside, value - value.ravel()[lowest], jnp.nan),
-        jnp.where(inside, bound, jnp.inf),
-        curl,
-        expected,
+        value=jnp.where(inside, value - value.ravel()[lowest], jnp.nan),
+        stderr=jnp.where(inside, bound, jnp.inf),
+        curl=curl.found,
+        curl_expected=curl.expected,
     )
+
+
+def _edges(axis: int, points: Float[Array, " _"], gradient: Array, stderr: Array, usable: Array) -> Edges:
+    """The edges along one axis, from the component of the gradient along it."""
+    g, se, ok = (jnp.moveaxis(array, axis, 0) for array in (gradient, stderr, usable))
+    h = jnp.diff(points).reshape(-1, *(1,) * (usable.ndim - 1))
+    joined = ok[1:] & ok[:-1]
+    se = jnp.where(ok, se, 0)
+    along = Edges(
+        integral=_edge_integrals(jnp.where(ok, g, 0), h, joined),
+        spacing=jnp.broadcast_to(h, joined.shape),
+        stderr=(se[1:] + se[:-1]) / 2,
+        joined=joined,
+    )
+    return Edges(*(jnp.moveaxis(part, 0, axis) for part in along))
+
+
+def _largest_region(edges: Sequence[Edges], usable: Array, number: Array) -> Array:
+    """Which points belong to the largest set that edges join; `number` counts the points of the grid."""
+    free = [jnp.where(e.joined, 0.0, jnp.inf).astype(number.dtype) for e in edges]
+    label = _cheapest(jnp.where(usable, number, jnp.inf), free)  # the lowest number that edges lead to
+    sizes = jnp.bincount(jnp.where(usable, label, usable.size).astype(jnp.int32).ravel(), length=usable.size)
+    return usable & (label == jnp.argmax(sizes).astype(number.dtype))
 
 
 def _edge_integrals(g: Array, h: Array, edge: Array) -> Array:
@@ -80,22 +105,18 @@ def _edge_integrals(g: Array, h: Array, edge: Array) -> Array:
     inner = (h[1:] * slope[:-1] + h[:-1] * slope[1:]) / (h[1:] + h[:-1])
     ends = ((1, 1), *((0, 0),) * (g.ndim - 1))
     inner, valid = jnp.pad(inner, ends), jnp.pad(edge[1:] & edge[:-1], ends)
-    left, right, has_left, has_right = inner[:-1], inner[1:], valid[:-1], valid[1:]
+    left, right = inner[:-1], inner[1:]
+    has_left, has_right = valid[:-1], valid[1:]
     change = jnp.where(has_left, slope - left, 0) + jnp.where(has_right, right - slope, 0)
     change = jnp.where(has_left & has_right, change, 2 * change)
     return jnp.where(edge, h * (g[1:] + g[:-1]) / 2 - h**2 * change / 12, 0)
 
 
-def _least_squares(
-    integrals: list[Array], lengths: list[Array], errors: list[Array], joined: list[Array], usable: Array
-) -> Array:
-    logs = sum(jnp.sum(jnp.where(edge, 2 * jnp.log(se), 0)) for edge, se in zip(joined, errors, strict=True))
-    number = sum(jnp.sum(edge, dtype=errors[0].dtype) for edge in joined)
+def _least_squares(edges: Sequence[Edges], usable: Array) -> Array:
+    logs = sum(jnp.sum(jnp.where(e.joined, 2 * jnp.log(e.stderr), 0)) for e in edges)
+    number = sum(jnp.sum(e.joined, dtype=e.stderr.dtype) for e in edges)
     m = jnp.exp(logs / number)  # zero if any error is: then all edges weigh the same
-    weights = [
-        jnp.where(edge, jnp.where(m > 0, m / (m + se**2), 1.0), 0.0) / h**2
-        for edge, se, h in zip(joined, errors, lengths, strict=True)
-    ]
+    weights = [jnp.where(e.joined, jnp.where(m > 0, m / (m + e.stderr**2), 1.0), 0.0) / e.spacing**2 for e in edges]
 
     def divergence(flows: list[Array]) -> Array:
         """The transpose of taking differences along each axis."""
@@ -110,7 +131,7 @@ def _least_squares(
     # The diagonal of the normal matrix: the weights of the edges that meet at a point.
     diagonal = sum(_pad(w, i, 1, 0, 0.0) + _pad(w, i, 0, 1, 0.0) for i, w in enumerate(weights))
     scale = jnp.where(diagonal > 0, 1 / jnp.where(diagonal > 0, diagonal, 1), 0)
-    right = divergence([w * flow for w, flow in zip(weights, integrals, strict=True)])
+    right = divergence([w * e.integral for w, e in zip(weights, edges, strict=True)])
     tolerance = 10 * float(jnp.finfo(right.dtype).eps) ** 0.75
     value, _ = jax.scipy.sparse.linalg.cg(
         normal, right, tol=tolerance, maxiter=50 * max(right.shape), M=lambda r: scale * r
@@ -118,11 +139,12 @@ def _least_squares(
     return value
 
 
-def _spread(start: Array, costs: list[Array]) -> Array:
+def _cheapest(start: Array, costs: Sequence[Array]) -> Array:
     """The least start + cost over all paths along the edges (Bellman–Ford, on the whole grid at once)."""
 
     def relax(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        old, value = carry[0], carry[0]
+        old, _ = carry
+        value = old
         for i, cost in enumerate(costs):
             before = jax.lax.slice_in_dim(old, 0, -1, axis=i) + cost
             after = jax.lax.slice_in_dim(old, 1, None, axis=i) + cost
@@ -138,18 +160,21 @@ def _pad(array: Array, axis: int, before: int, after: int, value: float = jnp.in
     return jnp.pad(array, widths, constant_values=value)
 
 
-def _curl(value: Array, integrals: list[Array], lengths: list[Array], errors: list[Array], joined: list[Array]):
+def _curl(value: Array, edges: Sequence[Edges]) -> Curl:
     """Residual and its expected size, both relative to the field.
 
     Independent noise on the d components splits evenly: 1/d of its square looks like a gradient and is
     fitted, (d − 1)/d is curl.
     """
-    d = len(integrals)
+    d = len(edges)
 
-    def square(parts):
-        return sum(jnp.sum(jnp.where(edge, part**2, 0)) for part, edge in zip(parts, joined, strict=True))
+    def square(parts: Sequence[Array]) -> Array | int:
+        return sum(jnp.sum(jnp.where(e.joined, part**2, 0)) for part, e in zip(parts, edges, strict=True))
 
-    means = [flow / h for flow, h in zip(integrals, lengths, strict=True)]
-    residual = [m - jnp.diff(value, axis=i) / lengths[i] for i, m in enumerate(means)]
+    means = [e.integral / e.spacing for e in edges]
+    residual = [
+        mean - jnp.diff(value, axis=i) / e.spacing for i, (mean, e) in enumerate(zip(means, edges, strict=True))
+    ]
     field = jnp.sqrt(square(means))
-    return jnp.sqrt(square(residual)) / field, jnp.sqrt((d - 1) / d * square(errors)) / field
+    expected = jnp.sqrt((d - 1) / d * square([e.stderr for e in edges])) / field
+    return Curl(found=jnp.sqrt(square(residual)) / field, expected=expected)

@@ -1,4 +1,4 @@
-"""What `samples_from_paths` works out about recorded episodes: their stops, and Hessians that nobody recorded."""
+"""Samples of recorded episodes: checked, given Hessians where none were recorded, and weighed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,11 +18,11 @@ from .._base.checks import (
     is_concrete,
     steps_at,
 )
-from ..learner.learner import Path, Point
+from ..learner.learner import Path
 from ..weights.scheme import Scheme, check_fine_enough, weigh
 from .default_scheme import default_scheme
 from .hessians import full_hessians
-from .samples import Samples, check_values, masked
+from .samples import EpisodeSamples, Samples, check_values
 
 
 def samples_from_paths(
@@ -35,27 +35,49 @@ def samples_from_paths(
     steps: Sequence[int] | Int[Any, " times"] | int | None = None,
     scheme: Scheme | None = None,
     inverse_temperature: Any = 1.0,
-    lengths: Any = None,
+    last_steps: Any = None,
 ) -> Samples:
-    """Weigh recorded episodes: `x` and `gradient` (episodes, points, d), `hessian` (episodes, points, d, d).
+    """Weigh recorded episodes.
 
-    Row k is the state after k steps of size `step_size`, and the gradient and Hessian that the learner used there;
-    row 0 is the start.
+    Row k of an episode is the state after k steps of size `step_size`, with the gradient and Hessian that the learner
+    used there; row 0 is the start.
 
-    - `hessian`: of shape (episodes, points, d), its diagonal; what lies beside it is taken for zero, which is exact for
-      a loss that is a sum over coordinates and biases the weights otherwise. None: in one dimension, with exact
-      gradients, secants along the path serve (an error elsewhere).
-    - `step_size`, `inverse_temperature`: one number, or one for each episode where several learners were recorded.
-    - `times`: as in `observe`, multiples of every step size; or `steps`, the same numbers of steps for all episodes.
-    - `lengths` (episodes,): the number of steps each episode really made, if they differ: later rows are ignored,
-      whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends an episode must
-      not depend on its path: integration by parts does not hold given an event of the noise (see `Recording`).
-    - `scheme`: as in `observe`.
+    Args:
+        x: positions, of shape (episodes, points, d).
+        gradient: gradients, of the same shape.
+        hessian: Hessians, of shape (episodes, points, d, d); or their diagonals, of shape (episodes, points, d): what
+            lies beside the diagonal is taken for zero, which is exact for a loss that is a sum over coordinates and
+            biases the weights otherwise. None: in one dimension, with exact gradients, secants along the path serve.
+        step_size: ε, one number, or one for each episode where several learners were recorded.
+        times: conditioning times, multiples of every step size; or `steps` in their place.
+        steps: conditioning times as numbers of steps, the same for all episodes.
+        scheme: the weight scheme. None takes `Canonical()` up to five dimensions and, beyond, `Windowed(rate)` at the
+            rate with the least E|S|² on the first 256 episodes.
+        inverse_temperature: β, one number, or one for each episode.
+        last_steps: the number of steps each episode really made, of shape (episodes,), if they differ: later rows are
+            ignored, whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends
+            an episode must not depend on its path: integration by parts does not hold given an event of the noise
+            (see `Recording`).
 
-    ```python
-    recorded = mj.samples_from_paths(paths.x, paths.gradient, paths.hessian, step_size=0.01, times=[0.4, 0.8])
-    recorded.weight.shape  # (2000, 2, 1)
-    ```
+    Returns:
+        The `Samples` of all episodes at all times.
+
+    Raises:
+        ValueError: if shapes, times or numbers do not fit; if a value that counts is not finite; if no Hessian is
+            given in several dimensions, or with gradients too noisy for secants; if the chain is too coarse for the
+            scheme.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        paths = jax.jit(jax.vmap(lambda key: mj.simulate(key, learner, 80)))(jax.random.split(jax.random.key(0), 500))
+        samples = mj.samples_from_paths(paths.x, paths.gradient, paths.hessian, step_size=0.01, times=[0.4, 0.8])
+        samples.weight.shape  # (500, 2, 1)
+        ```
     """
     x, gradient = float_array("x", x), float_array("gradient", gradient)
     hessian = None if hessian is None else float_array("hessian", hessian)
@@ -65,31 +87,38 @@ def samples_from_paths(
     epsilon = per_episode("step_size", step_size, episodes, x.dtype)
     beta = per_episode("inverse_temperature", inverse_temperature, episodes, x.dtype)
     stops = stops_of(times, steps, step_size, episodes, points)
-    lengths = jnp.full(episodes, points - 1, jnp.int32) if lengths is None else jnp.asarray(lengths)
-    check_shape("lengths", lengths, (episodes,))
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(f"lengths must be whole numbers of steps, got dtype {lengths.dtype}")
-    if is_concrete(lengths) and not (0 <= np.min(lengths) <= np.max(lengths) < points):
+    last_steps = jnp.full(episodes, points - 1, jnp.int32) if last_steps is None else jnp.asarray(last_steps)
+    check_shape("last_steps", last_steps, (episodes,))
+    if not jnp.issubdtype(last_steps.dtype, jnp.integer):
+        raise ValueError(f"last_steps must be whole numbers of steps, got dtype {last_steps.dtype}")
+    if is_concrete(last_steps) and not (0 <= np.min(last_steps) <= np.max(last_steps) < points):
         raise ValueError(
-            f"lengths must be between 0 and {points - 1} steps, got {np.min(lengths)} to {np.max(lengths)}"
+            f"last_steps must be between 0 and {points - 1} steps, got {np.min(last_steps)} to {np.max(last_steps)}"
         )
-    hessian = full_hessians(hessian, x, gradient, lengths)
-    seen = jnp.arange(points, dtype=lengths.dtype)[None, :] <= lengths[:, None]
+    hessian = full_hessians(hessian, x, gradient, last_steps)
+    seen = jnp.arange(points, dtype=last_steps.dtype)[None, :] <= last_steps[:, None]
     check_values({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
-    paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, lengths.astype(jnp.int32))
+    paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, last_steps.astype(jnp.int32))
     if scheme is None:
         scheme = default_scheme(paths)
-    samples = _weigh_at(paths, floats_to_arrays(scheme, x.dtype), jnp.asarray(stops))
+    samples = weigh_at(paths, scheme, stops)
     check_fine_enough(samples.weight, samples.observed, scheme)
     return samples
 
 
+def weigh_at(paths: Path, scheme: Scheme, stops: Int[Any, "episodes times"]) -> Samples:
+    """Weigh a batch of paths at the rows `stops` of each; neither the paths nor the weights are checked."""
+    return _weigh_at(paths, floats_to_arrays(scheme, paths.x.dtype), jnp.asarray(stops))
+
+
 @eqx.filter_jit
 def _weigh_at(paths: Path, scheme: Scheme, stops: Int[Array, "episodes times"]) -> Samples:
-    def episode(path: Path, at: Int[Array, " times"]) -> tuple[Array, ...]:
+    """`weigh_at`, compiled."""
+
+    def episode(path: Path, at: Int[Array, " times"]) -> EpisodeSamples:
         row = jnp.minimum(at, path.num_steps)
-        point = Point(path.x[row], path.gradient[row], path.hessian[row])
-        return masked(point, weigh(path, scheme)[row], at <= path.length)
+        weight, observed = weigh(path, scheme)[row], at <= path.last_step
+        return EpisodeSamples(path.x[row], path.gradient[row], path.hessian[row], weight, observed).masked()
 
     return Samples(*jax.vmap(episode)(paths, stops))
 

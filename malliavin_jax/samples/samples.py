@@ -1,34 +1,50 @@
 """The hub between simulation and estimation, and what every estimator asks of it."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from .._base.checks import is_traced
 from .._base.mesh import array_module
-from ..learner.learner import Point
 
 
 class Samples(eqx.Module):
     """What is known at each conditioning time of each episode.
 
-    - `x`: position X_s.
-    - `gradient`: the gradient the learner used there, g(X_s) (noisy or not).
-    - `hessian`: the Hessian it observed there.
-    - `weight`: S(u), the Skorohod integral; E[∂_i φ(X_s)] = E[φ(X_s) S_i] for smooth φ.
-    - `observed`: False where the episode had stopped before that time; the other arrays hold NaN there.
-
     The leading axes are (episodes, times). Points of one episode are dependent, episodes are not.
 
-    ```python
-    samples.num_episodes, samples.num_times, samples.dim  # 2000, 2, 1
-    first_half = jax.tree.map(lambda leaf: leaf[:1000], samples)  # fewer episodes
-    ```
+    Attributes:
+        x: position X_s, of shape (episodes, times, d).
+        gradient: the gradient the learner used there, g(X_s) (noisy or not), of shape (episodes, times, d).
+        hessian: the Hessian it observed there, of shape (episodes, times, d, d); None where only its products with
+            vectors were observed. `MalliavinField` and all that is made of it need Hessians; `density`, `score`,
+            the kernel fields and `conditional_expectation` do not.
+        weight: S(u), the Skorohod integral, of shape (episodes, times, d); E[∂_i φ(X_s)] = E[φ(X_s) S_i] for
+            smooth φ.
+        observed: False where the episode had stopped before that time, of shape (episodes, times); the other arrays
+            hold NaN there.
+
+    Raises:
+        ValueError: if the shapes do not go together.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        samples.num_episodes, samples.num_times, samples.dim  # 2000, 2, 1
+        first_half = jax.tree.map(lambda leaf: leaf[:1000], samples)  # fewer episodes
+        ```
     """
 
     x: Float[Array, "episodes times d"]
     gradient: Float[Array, "episodes times d"]
-    hessian: Float[Array, "episodes times d d"]
+    hessian: Float[Array, "episodes times d d"] | None
     weight: Float[Array, "episodes times d"]
     observed: Bool[Array, "episodes times"]
 
@@ -36,33 +52,56 @@ class Samples(eqx.Module):
         if not hasattr(self.x, "ndim") or self.x.ndim != 3:
             return  # a PyTree of something else (specs, shardings): shapes are not ours to judge
         shape, d = self.x.shape, self.x.shape[-1]
-        for name, expected in (
-            ("gradient", shape), ("hessian", (*shape, d)), ("weight", shape), ("observed", shape[:2])
-        ):  # fmt: skip
+        expected = {"gradient": shape, "weight": shape, "observed": shape[:2]}
+        if self.hessian is not None:
+            expected["hessian"] = (*shape, d)
+        for name, wanted in expected.items():
             got = jnp.shape(getattr(self, name))
-            if got != expected:
-                raise ValueError(f"{name} must have shape {expected} to go with x of {shape}, got {got}")
+            if got != wanted:
+                raise ValueError(f"{name} must have shape {wanted} to go with x of {shape}, got {got}")
+
+    def require_hessian(self, who: str) -> Float[Array, "episodes times d d"]:
+        """The Hessians, or a clear error where `who` needs them and they were not observed."""
+        if self.hessian is None:
+            raise ValueError(
+                f"{who} needs Hessians, and samples.hessian is None: observe a potential with a Hessian, "
+                "or use what needs none (density, score, kernel fields, conditional_expectation)"
+            )
+        return self.hessian
 
     @property
     def num_episodes(self) -> int:
+        """The number of episodes, whether observed to the end or not."""
         return self.x.shape[0]
 
     @property
     def num_times(self) -> int:
+        """The number of conditioning times."""
         return self.x.shape[1]
 
     @property
     def dim(self) -> int:
+        """The dimension d of the learner's state."""
         return self.x.shape[2]
 
 
-def masked(point: Point, weight: Array, observed: Bool[Array, " times"]) -> tuple[Array, ...]:
-    """The fields of `Samples` for one episode, NaN past its end."""
+class EpisodeSamples(NamedTuple):
+    """What `Samples` holds of one episode, in the same order."""
 
-    def mask(leaf: Array) -> Array:
-        return jnp.where(observed.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.nan)
+    x: Float[Array, "times d"]
+    gradient: Float[Array, "times d"]
+    hessian: Float[Array, "times d d"] | None
+    weight: Float[Array, "times d"]
+    observed: Bool[Array, " times"]
 
-    return (*map(mask, point), mask(weight), observed)
+    def masked(self) -> "EpisodeSamples":
+        """The same with NaN where the episode had stopped."""
+
+        def mask(leaf: Array) -> Array:
+            return jnp.where(self.observed.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.nan)
+
+        hessian = None if self.hessian is None else mask(self.hessian)
+        return EpisodeSamples(mask(self.x), mask(self.gradient), hessian, mask(self.weight), self.observed)
 
 
 def check_values(arrays: dict[str, Array], where: Array, axis: str) -> None:
@@ -96,5 +135,5 @@ def check_samples(samples: Samples, *, at_least: int = 2) -> None:
 
 def check_finite(samples: Samples) -> None:
     """Refuse samples with an observed value that is not finite."""
-    names = ("x", "gradient", "hessian", "weight")
-    check_values({f"samples.{n}": getattr(samples, n) for n in names}, samples.observed, "time")
+    arrays = {n: getattr(samples, n) for n in ("x", "gradient", "hessian", "weight")}
+    check_values({f"samples.{n}": a for n, a in arrays.items() if a is not None}, samples.observed, "time")

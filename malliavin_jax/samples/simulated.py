@@ -1,21 +1,21 @@
-"""Observed points with their Malliavin weights: the hub that the estimators consume."""
+"""Samples of a simulated learner: episodes run and weighed in one pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._base import mesh
 from .._base.checks import check_count, floats_to_arrays, steps_at
 from .._base.types import Key
-from ..learner.episodes import march
-from ..learner.learner import ForwardLearner, check_matrix, initial_shape
+from ..learner.learner import ForwardLearner, initial_shape
+from ..learner.random import episode_keys
 from ..weights.scheme import Scheme, check_fine_enough
-from .default_scheme import choose_scheme, episode_keys
-from .samples import Samples, masked
+from .default_scheme import choose_scheme
+from .episode import weighed_episode
+from .samples import Samples
 
 
 def observe(
@@ -28,17 +28,36 @@ def observe(
 ) -> Samples:
     """Simulate `num_episodes` episodes and weigh them in the same pass; no path is stored.
 
-    - `times`: increasing conditioning times s, positive multiples of the learner's step size.
-    - `scheme`: the weight scheme; None takes `Canonical()` up to five dimensions and, beyond, `Windowed` at the rate
-      that is best on the first 256 episodes.
-
     Episode i is `simulate(jax.random.split(key, num_episodes)[i], learner, …)` weighed by `weigh`; the numbers do not
     depend on `times`, on batching or on the number of devices.
 
-    ```python
-    few = mj.observe(jax.random.key(2), learner, num_episodes=2000, times=[0.4, 0.8])
-    few.x.shape  # (2000, 2, 1)
-    ```
+    Args:
+        key: a typed key, `jax.random.key(seed)`.
+        learner: who is watched.
+        num_episodes: how many episodes are run.
+        times: increasing conditioning times s, positive multiples of the learner's step size.
+        scheme: the weight scheme. None takes `Canonical()` up to five dimensions and, beyond, `Windowed(rate)` at the
+            rate with the least E|S|² on the first 256 episodes. For a loss that offers only Hessian-vector products
+            (`potentials.MatrixFree`) it takes `Windowed(rate, neumann=8)`, the rate chosen likewise at the last time.
+
+    Returns:
+        The `Samples` of all episodes at all times. From a `potentials.MatrixFree` loss they hold no Hessians.
+
+    Raises:
+        ValueError: if an argument is out of its range, if the potential does not take the states that `initial`
+            returns, if the scheme needs a Hessian that the potential does not offer, or if the chain is too coarse
+            for the scheme (εH ≥ 1 under a window scheme).
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        samples.x.shape  # (2000, 2, 1)
+        ```
     """
     num_episodes = check_count("num_episodes", num_episodes)
     _, dtype = initial_shape(learner)
@@ -63,27 +82,10 @@ def observe_steps(
 
     `first` is the number of the first of the `num_episodes` episodes.
     """
-
-    def episode(key: Key) -> tuple[Array, ...]:
-        _, (point, weight), length = march(
-            key,
-            learner,
-            stops,
-            init=lambda point: scheme.init(point.x.shape[0], point.x.dtype),
-            step=scheme.step,
-            read=lambda point, state: (point, scheme.weight(state)),
-        )
-        return masked(point, weight, jnp.asarray(stops, length.dtype) <= length)
-
-    check_matrix(learner)
-    return Samples(*over_episodes(episode, key, first, num_episodes))
-
-
-def over_episodes(episode: Callable[[Key], Any], key: Key, first: Array | int, num_episodes: int) -> Any:
-    """`episode` of each key, on the devices of the mesh in force."""
+    episodes = jax.vmap(lambda key: weighed_episode(key, learner, scheme, stops))
     keys, devices = episode_keys(key, first, num_episodes), mesh.parts()
     if devices == 1:
-        return jax.vmap(episode)(keys)
+        return Samples(*episodes(keys))
     if num_episodes % devices:
         raise ValueError(f"num_episodes must be a multiple of the mesh's {devices} devices, got {num_episodes}")
-    return mesh.by_device(jax.vmap(episode), keys)
+    return Samples(*mesh.by_device(episodes, keys))

@@ -8,7 +8,7 @@ discretises a continuous-time formula: with the third derivative of L handed in,
 A scheme has `init(dim, dtype)`, `step(state, transition)` and `weight(state)`; the weight may be read at
 every step. Throughout, M = I − εH_k is the Jacobian of one step and σ² = 2ε/β.
 
-The divergence needs ∂³L; the argument `third` says where it comes from (see `_third.py`).
+The divergence needs ∂³L; the argument `third` says where it comes from (see `third_derivative.py`).
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from .._base import small_tensors
 from .._base.small_tensors import Leaves, unroll
 from .._base.types import Vector
 from ..learner.learner import Transition
-from .third_derivative import Third, check_third, jacobian, rank_one, scaled_noise, trace_term
+from .third_derivative import Third, check_third, jacobian, matrices, rank_one, scaled_noise, trace_term
 
 
 class CanonicalState(NamedTuple):
@@ -48,10 +48,25 @@ class Canonical(eqx.Module):
 
         F ← W F + V (ξ_{k+1}/σ + T:A),   E ← (W⊗W⊗W) E + (V⊗V⊗V) Q,   R ← R⁺,   S = Vᵀ (F − Σ_q E_qq· − Σ_q E_q·q).
 
-    ```python
-    weights = mj.weigh(path, mj.Canonical())
-    exact = mj.weigh(path, mj.Canonical(third=lambda x: (24 * x).reshape(1, 1, 1)))  # ∂³ of the double well
-    ```
+    Args:
+        third: where ∂³L comes from: "covariation" (from observed Hessians and noise; any dimension), "divided" or
+            "ito" (one dimension), or a function x ↦ ∂³L(x) of shape (d, d, d), with which the weight is exact.
+
+    Raises:
+        ValueError: if `third` is none of these, or is one for one dimension where d > 1; or, at the first step, if
+            the learner shows only products of its Hessian with vectors.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
+        weights = mj.weigh(path, mj.Canonical())
+        exact = mj.weigh(path, mj.Canonical(third=lambda x: (6 * x).reshape(1, 1, 1)))  # ∂³ of the quartic x⁴/4 + x²/2
+        ```
     """
 
     third: Third = eqx.field(default="covariation", static=True)
@@ -60,13 +75,15 @@ class Canonical(eqx.Module):
         check_third(self.third)
 
     def init(self, dim: int, dtype: Any) -> CanonicalState:
+        """The state before the first step: all zero."""
         if dim > 1 and self.third in ("divided", "ito"):
             raise ValueError(f"third={self.third!r} serves Canonical in one dimension only, got d = {dim}")
         return CanonicalState(*(small_tensors.zeros(dim, rank, dtype) for rank in (1, 2, 3)))
 
     def step(self, state: CanonicalState, transition: Transition) -> CanonicalState:
+        """The recursion above, one step on."""
         F, R, E = (small_tensors.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
-        M, noise = jacobian(transition), scaled_noise(transition)
+        M, noise = jacobian(matrices(transition).before, transition), scaled_noise(transition)
         if len(M) == 1:
             return self._step_on_the_line(F[0], R[0, 0], E[0, 0, 0], M[0, 0], noise[0], transition)
         R_next, W, V = small_tensors.factor_with_identity(M @ R)
@@ -84,6 +101,7 @@ class Canonical(eqx.Module):
         return CanonicalState(*map(small_tensors.pack, (W @ F + V @ (noise + drift), R_next, E + Q)))
 
     def _step_on_the_line(self, F: Any, A: Any, E: Any, m: Any, noise: Any, transition: Transition) -> CanonicalState:
+        """One dimension: the first recursion, with numbers for tensors."""
         if callable(self.third):
             b = transition.step_size * self.third(transition.before.x)[0, 0, 0]
         else:
@@ -92,6 +110,7 @@ class Canonical(eqx.Module):
         return CanonicalState(*((leaf,) for leaf in (m * F + noise + b * A, m * mA + 1, m * m * m * E + mA * b * mA)))
 
     def weight(self, state: CanonicalState) -> Vector:
+        """S after the last step taken."""
         F, R, E = (small_tensors.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
         if len(F) == 1:
             return small_tensors.roll((F - 2 * E[0, 0] / R[0]) / R[0])

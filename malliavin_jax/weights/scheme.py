@@ -17,24 +17,58 @@ State = TypeVar("State")
 
 @runtime_checkable
 class Scheme(Protocol[State]):
-    """What `weigh` and `observe` need of a weight scheme.
+    """What `weigh` and `observe` need of a weight scheme: a recursion over the observed steps of one episode.
 
-    ```python
-    isinstance(mj.Windowed(4.0), mj.Scheme)  # True: it has init, step and weight
-    ```
+    `init(dim, dtype)` gives the state before the first step, `step(state, transition)` the state after one more step,
+    and `weight(state)` reads S(u), of shape (d,), off the state, at any step. The state is a PyTree of arrays.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        isinstance(mj.Windowed(4.0), mj.weights.Scheme)  # True: it has init, step and weight
+        state = mj.Windowed(4.0).init(1, jnp.float32)
+        ```
     """
 
-    def init(self, dim: int, dtype: Any) -> State: ...
-    def step(self, state: State, transition: Transition) -> State: ...
-    def weight(self, state: State) -> Vector: ...
+    def init(self, dim: int, dtype: Any) -> State:
+        """The state before the first step, in `dim` dimensions."""
+        ...
+
+    def step(self, state: State, transition: Transition) -> State:
+        """The state after one more observed step."""
+        ...
+
+    def weight(self, state: State) -> Vector:
+        """S(u) for conditioning at the last step taken."""
+        ...
 
 
 def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
-    """The weights of one path: row k is S(u) for conditioning at step k; row 0, with no noise yet, is 0.
+    """The weights of one path; `jax.vmap` over paths for many.
 
-    ```python
-    weights = mj.weigh(path, mj.Canonical())  # (81, 1); row 0 is 0
-    ```
+    Args:
+        path: one observed episode.
+        scheme: the weight scheme, such as `Canonical()`.
+
+    Returns:
+        An array of shape (points, d): row k is S(u) for conditioning at step k; row 0, with no noise yet, is 0.
+
+    Raises:
+        ValueError: if the chain is too coarse for the scheme, that is, a window scheme met a step with εH ≥ 1. Under
+            `jit` or `vmap` the weights are NaN from there on instead.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
+        weights = mj.weigh(path, mj.Canonical())  # (81, 1); row 0 is 0
+        ```
     """
     dim, dtype = path.x.shape[1], path.x.dtype
     points = Point(path.x, path.gradient, path.hessian)
@@ -46,7 +80,8 @@ def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
         return state, scheme.weight(state)
 
     _, weights = lax.scan(body, scheme.init(dim, dtype), (before, after))
-    check_fine_enough(weights, jnp.arange(1, path.num_steps + 1, dtype=path.length.dtype) <= path.length, scheme)
+    steps = jnp.arange(1, path.num_steps + 1, dtype=path.last_step.dtype)
+    check_fine_enough(weights, steps <= path.last_step, scheme)
     return jnp.concatenate([jnp.zeros((1, dim), dtype), weights])
 
 

@@ -13,34 +13,48 @@ The divergence behind a weight needs ∂³L. `third` says where from:
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._base import small_tensors
 from .._base.small_tensors import Tensor, unroll
-from .._base.types import Vector
+from .._base.types import Matrix, Vector
 from ..learner.learner import Transition
-from ..potentials.matrix_free import HessianProduct
+from ..potentials.products import Curvature, matrix_of
 
 Third = Literal["covariation", "divided", "ito"] | Callable[[Vector], Float[Array, "d d d"]]
 
 
 def check_third(third: Third) -> None:
+    """Refuse what `third` cannot be."""
     if not callable(third) and third not in ("covariation", "divided", "ito"):
         raise ValueError(f"third must be 'covariation', 'divided', 'ito' or a function, got {third!r}")
 
 
-def jacobian(transition: Transition) -> Tensor:
-    if isinstance(transition.before.hessian, HessianProduct):
-        raise ValueError("the potential offers Hessian-vector products only: weigh by Windowed(rate, neumann=m)")
-    scaled = unroll(transition.step_size * transition.before.hessian)
+class Hessians(NamedTuple):
+    """The matrices H_k and H_{k+1} of a step."""
+
+    before: Matrix
+    after: Matrix
+
+
+def matrices(transition: Transition) -> Hessians:
+    """The Hessians of a step as matrices; an error where the learner shows only their products with vectors."""
+    before, after = matrix_of(transition.before.hessian), matrix_of(transition.after.hessian)
+    if before is None or after is None:
+        raise ValueError(
+            "the potential offers Hessian-vector products only: weigh by Windowed(rate, neumann=m) "
+            "with third='covariation', or give the learner a Potential with a hessian"
+        )
+    return Hessians(before, after)
+
+
+def jacobian(hessian: Matrix, transition: Transition) -> Tensor:
+    """M = I − εH."""
+    scaled = unroll(transition.step_size * hessian)
     return small_tensors.eye(scaled) - scaled
-
-
-def apply(hessian: Any, vector: Tensor) -> Tensor:
-    return unroll(hessian @ small_tensors.roll(vector))
 
 
 def scaled_noise(transition: Transition) -> Tensor:
@@ -53,24 +67,32 @@ def scaled_noise(transition: Transition) -> Tensor:
 def rank_one(third: str, transition: Transition) -> tuple[Tensor, Tensor]:
     """K and y with ε ∂_a∂_b∂_p L ≈ K_ab y_p."""
     if third == "covariation":
-        change = transition.after.hessian - transition.before.hessian
-        return unroll(transition.step_size * change), scaled_noise(transition)
+        hessians = matrices(transition)
+        return unroll(transition.step_size * (hessians.after - hessians.before)), scaled_noise(transition)
     return trace_term(third, transition)[:, None], unroll(jnp.ones_like(transition.before.x))  # one dimension
 
 
 def trace_term(third: str, transition: Transition) -> Tensor:
-    """ε times the gradient of the Laplacian of L, from what is observed."""
-    if third == "covariation" and isinstance(transition.before.hessian, HessianProduct):
-        noise = scaled_noise(transition)
-        change = apply(transition.after.hessian, noise) - apply(transition.before.hessian, noise)
-        return small_tensors.scale(change, transition.step_size)
+    """ε times the gradient of the Laplacian of L, from observed matrices."""
     if third == "covariation":
         change, noise = rank_one(third, transition)
         return change @ noise
     before, after, step_size, inverse_temperature = transition
-    dx, dh = after.x - before.x, after.hessian - before.hessian
+    dx, hessians = after.x - before.x, matrices(transition)
     if third == "ito":
         change = inverse_temperature * (after.gradient - before.gradient)
-        return unroll(change) - unroll(inverse_temperature * before.hessian) @ unroll(dx)
-    moved = dx != 0
+        return unroll(change) - unroll(inverse_temperature * hessians.before) @ unroll(dx)
+    moved, dh = dx != 0, hessians.after - hessians.before
     return unroll(jnp.where(moved, step_size * dh[0] / jnp.where(moved, dx, 1), 0))
+
+
+def trace_term_by_products(transition: Transition) -> Tensor:
+    """`trace_term("covariation", …)` as ε (H_{k+1} y − H_k y), which takes two products and no matrix."""
+    noise = scaled_noise(transition)
+    change = times(transition.after.hessian, noise) - times(transition.before.hessian, noise)
+    return small_tensors.scale(change, transition.step_size)
+
+
+def times(curvature: Curvature, vector: Tensor) -> Tensor:
+    """H v, be H a matrix or known by its products."""
+    return unroll(curvature @ small_tensors.roll(vector))

@@ -12,8 +12,16 @@ from .._base.checks import check_count, check_nonnegative
 from .._base.small_tensors import Leaves, Tensor, unroll
 from .._base.types import Scalar, Vector
 from ..learner.learner import Transition
-from ..potentials.matrix_free import HessianProduct
-from .third_derivative import Third, apply, check_third, jacobian, scaled_noise, trace_term
+from .third_derivative import (
+    Third,
+    check_third,
+    jacobian,
+    matrices,
+    scaled_noise,
+    times,
+    trace_term,
+    trace_term_by_products,
+)
 
 
 class WindowState(NamedTuple):
@@ -36,9 +44,27 @@ class Windowed(eqx.Module):
     Where M is not positive definite (εH ≥ 1 in some direction, after X_0) the chain is too coarse for this scheme: the
     weight is NaN from there on, and `weigh` and `observe` raise an error. `Canonical` has no such limit.
 
-    ```python
-    mj.weigh(path, mj.Windowed(4.0)).shape  # (81, 1): a weight for every step
-    ```
+    Args:
+        rate: how late the window lies, at least 0, in inverse units of time; `weights.best_rate` finds a good one.
+        third: where ∂³L comes from: "covariation", "ito", "divided" (one dimension), or a function x ↦ ∂³L(x) of
+            shape (d, d, d).
+        neumann: m, the number of terms after the first in place of the solve; None solves. With m and
+            third="covariation" a learner that shows only products of its Hessian with vectors can be weighed.
+
+    Raises:
+        ValueError: if an argument is out of its range; or, at the first step, if the learner shows only products of
+            its Hessian with vectors and `neumann` is None.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
+        mj.weigh(path, mj.Windowed(4.0)).shape  # (81, 1): a weight for every step
+        ```
     """
 
     rate: float | Scalar
@@ -52,13 +78,18 @@ class Windowed(eqx.Module):
             check_count("neumann", self.neumann)
 
     def init(self, dim: int, dtype: Any) -> WindowState:
+        """The state before the first step: all zero."""
         return _window_init(dim, dtype, self.third)
 
     def step(self, state: WindowState, transition: Transition) -> WindowState:
+        """The state after one more observed step."""
         rho = jnp.exp(-2 * jnp.asarray(self.rate, transition.step_size.dtype) * transition.step_size)
-        return _window_step(state, transition, self.third, decay=rho, gain=1, neumann=self.neumann)
+        if self.neumann is None:
+            return _window_step(state, transition, self.third, decay=rho, gain=1)
+        return _neumann_step(state, transition, self.third, self.neumann, decay=rho)
 
     def weight(self, state: WindowState) -> Vector:
+        """S after the last step taken."""
         return _window_weight(state)
 
 
@@ -70,10 +101,25 @@ class Reciprocal(eqx.Module):
     chain the learner really runs, which leaves a bias of order ε. The same limit εH < 1 as for `Windowed` holds
     for the exact Jacobian.
 
-    ```python
-    as_printed = mj.Reciprocal(third="ito", jacobian="exponential")  # the paper, literally
-    mj.weigh(path, as_printed)[-1]
-    ```
+    Args:
+        third: where ∂³L comes from, as in `Windowed`.
+        jacobian: "exact" or "exponential".
+
+    Raises:
+        ValueError: if an argument is none of its values, or is one for one dimension where d > 1; or, at the first
+            step, if the learner shows only products of its Hessian with vectors.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
+        as_printed = mj.Reciprocal(third="ito", jacobian="exponential")  # the paper, literally
+        mj.weigh(path, as_printed)[-1]
+        ```
     """
 
     third: Third = eqx.field(default="covariation", static=True)
@@ -85,104 +131,121 @@ class Reciprocal(eqx.Module):
             raise ValueError(f"jacobian must be 'exact' or 'exponential', got {self.jacobian!r}")
 
     def init(self, dim: int, dtype: Any) -> WindowState:
+        """The state before the first step: all zero."""
         if self.jacobian == "exponential" and dim > 1:
             raise ValueError(f"jacobian='exponential' is the paper's, for one dimension, got d = {dim}")
         return _window_init(dim, dtype, self.third)
 
     def step(self, state: WindowState, transition: Transition) -> WindowState:
-        exponential = self.jacobian == "exponential"
-        return _window_step(state, transition, self.third, decay=1, gain=1, exponential=exponential)
+        """The state after one more observed step."""
+        if self.jacobian == "exponential":
+            return _exponential_step(state, transition, self.third)
+        return _window_step(state, transition, self.third, decay=1, gain=1)
 
     def weight(self, state: WindowState) -> Vector:
+        """S after the last step taken."""
         return _window_weight(state)
 
 
 class FixedWindow(eqx.Module):
     """A window given as numbers, a_1 … a_n, for conditioning at step n; see `minimum_variance_window`.
 
-    ```python
-    late = jnp.arange(80) >= 40
-    mj.weigh(path, mj.FixedWindow(late / 40.0))[-1]
-    ```
+    Args:
+        window: the numbers, of shape (n,); they need not sum to 1. Steps past the n-th get none of the weight.
+        third: where ∂³L comes from, as in `Windowed`.
+
+    Raises:
+        ValueError: at the first step, if `third` is one for one dimension where d > 1, or if the learner shows only
+            products of its Hessian with vectors.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        path = jax.jit(lambda key: mj.simulate(key, learner, 80))(jax.random.key(0))
+        late = jnp.arange(80) >= 40
+        mj.weigh(path, mj.weights.FixedWindow(late / 40.0))[-1]
+        ```
     """
 
     window: Float[Array, " steps"]
     third: Third = eqx.field(default="covariation", static=True)
 
     def init(self, dim: int, dtype: Any) -> WindowState:
+        """The state before the first step: all zero."""
         return _window_init(dim, dtype, self.third)
 
     def step(self, state: WindowState, transition: Transition) -> WindowState:
+        """The state after one more observed step."""
         gain = jnp.take(self.window, state.k, mode="fill", fill_value=0)
         return _window_step(state, transition, self.third, decay=1, gain=gain)
 
     def weight(self, state: WindowState) -> Vector:
+        """S after the last step taken."""
         return _window_weight(state)
 
 
 def _window_init(dim: int, dtype: Any, third: Third) -> WindowState:
+    """The state before the first step; an error if `third` does not serve the dimension."""
     if dim > 1 and third == "divided":
         raise ValueError(f"third='divided' is for one dimension, got d = {dim}")
     return WindowState(small_tensors.zeros(dim, 1, dtype), jnp.zeros((), dtype), jnp.zeros((), jnp.int32))
 
 
-def _window_step(
-    state: WindowState,
-    transition: Transition,
-    third: Third,
-    *,
-    decay: Any,
-    gain: Any,
-    exponential: bool = False,
-    neumann: int | None = None,
+def _window_step(state: WindowState, transition: Transition, third: Third, *, decay: Any, gain: Any) -> WindowState:
+    """One step of the recursion with the matrix M."""
+    M = _jacobian(state, transition)
+    b = _trace(third, transition, M)
+    return _advance(state, transition, b, lambda V: small_tensors.solve_positive(M, V), decay=decay, gain=gain)
+
+
+def _exponential_step(state: WindowState, transition: Transition, third: Third) -> WindowState:
+    """One step, in one dimension, of an even window with exp(−εH) for M."""
+    inverse = jnp.exp(transition.step_size * matrices(transition).before[0, 0])
+    b = _trace(third, transition, None)
+    return _advance(state, transition, b, lambda V: small_tensors.scale(V, inverse), decay=1, gain=1)
+
+
+def _neumann_step(state: WindowState, transition: Transition, third: Third, terms: int, *, decay: Any) -> WindowState:
+    """One step with Σ_{j ≤ terms} (εH)^j for M⁻¹: products of H with vectors serve, from a matrix or without one."""
+    hessian, step_size = transition.before.hessian, jnp.where(state.k == 0, 0, transition.step_size)
+
+    def inverse(V: Tensor) -> Tensor:
+        return _neumann(lambda v: small_tensors.scale(times(hessian, v), step_size), V, terms)
+
+    if third == "covariation":
+        b = trace_term_by_products(transition)
+    else:
+        b = _trace(third, transition, _jacobian(state, transition))
+    return _advance(state, transition, b, inverse, decay=decay, gain=1)
+
+
+def _advance(
+    state: WindowState, transition: Transition, b: Tensor, inverse: Callable[[Tensor], Tensor], *, decay: Any, gain: Any
 ) -> WindowState:
-    """V ← M⁻¹ decay (V − c b) + gain ξ/σ,  c ← decay c + gain."""
+    """V ← M⁻¹ decay (V − c b) + gain ξ/σ,  c ← decay c + gain, with M⁻¹ v = `inverse(v)`."""
     V, c = small_tensors.unpack(state.V, 1), state.c
-    # M_0 has nothing to carry, V and c being 0 there: a start far out, where εH_0 ≥ 1, does no harm.
-    hessian = transition.before.hessian
-    if isinstance(hessian, HessianProduct):
-        return _matrix_free_step(state, transition, hessian, third, decay=decay, gain=gain, neumann=neumann)
-    hessian = jnp.where(state.k == 0, 0, hessian)
-    M = jacobian(transition._replace(before=transition.before._replace(hessian=hessian)))
-    if callable(third):
-        T = unroll(transition.step_size * third(transition.before.x))
-        weighting = small_tensors.eye(M) if exponential else small_tensors.inverse(M)
-        b = (T * weighting.T[:, None, :]).sum((0, 2))
-    else:
-        b = trace_term(third, transition)
-    V = small_tensors.scale(V - small_tensors.scale(b, c), decay)
-    if exponential:
-        V = small_tensors.scale(V, jnp.exp(transition.step_size * transition.before.hessian[0, 0]))
-    elif neumann is None:
-        V = small_tensors.solve_positive(M, V)
-    else:
-        V = _neumann(lambda v: v - M @ v, V, neumann)
+    V = inverse(small_tensors.scale(V - small_tensors.scale(b, c), decay))
     V = V + small_tensors.scale(scaled_noise(transition), gain)
     return WindowState(small_tensors.pack(V), decay * c + gain, state.k + 1)
 
 
-def _matrix_free_step(
-    state: WindowState,
-    transition: Transition,
-    hessian: HessianProduct,
-    third: Third,
-    *,
-    decay: Any,
-    gain: Any,
-    neumann: int | None,
-) -> WindowState:
-    """`_window_step` by Hessian-vector products alone."""
-    if third != "covariation" or neumann is None:
-        raise ValueError(
-            "the potential offers Hessian-vector products only: weigh by Windowed(rate, neumann=m) with "
-            f"third='covariation', got neumann={neumann} and third={third!r}"
-        )
-    V, c = small_tensors.unpack(state.V, 1), state.c
-    V = small_tensors.scale(V - small_tensors.scale(trace_term("covariation", transition), c), decay)
-    step_size = jnp.where(state.k == 0, 0, transition.step_size)
-    V = _neumann(lambda v: small_tensors.scale(apply(hessian, v), step_size), V, neumann)
-    V = V + small_tensors.scale(scaled_noise(transition), gain)
-    return WindowState(small_tensors.pack(V), decay * c + gain, state.k + 1)
+def _jacobian(state: WindowState, transition: Transition) -> Tensor:
+    """M, but I at the first step: V and c are 0 there, and a start far out, where εH_0 ≥ 1, does no harm."""
+    return jacobian(jnp.where(state.k == 0, 0, matrices(transition).before), transition)
+
+
+def _trace(third: Third, transition: Transition, M: Tensor | None) -> Tensor:
+    """b of the recursion: with M⁻¹ (with I for None) where ∂³L is a function, to leading order in ε elsewhere."""
+    if not callable(third):
+        return trace_term(third, transition)
+    T = unroll(transition.step_size * third(transition.before.x))
+    weighting = small_tensors.eye(T[0]) if M is None else small_tensors.inverse(M)
+    return (T * weighting.T[:, None, :]).sum((0, 2))
 
 
 def _neumann(times_step: Callable[[Tensor], Tensor], V: Tensor, terms: int) -> Tensor:
@@ -195,5 +258,6 @@ def _neumann(times_step: Callable[[Tensor], Tensor], V: Tensor, terms: int) -> T
 
 
 def _window_weight(state: WindowState) -> Vector:
+    """S = V/c."""
     c = jnp.where(state.c == 0, 1, state.c)  # a window that has not begun: V is 0, and so is the weight
     return small_tensors.roll(small_tensors.scale(small_tensors.unpack(state.V, 1), 1 / c))

@@ -7,10 +7,10 @@ For a real functional g of the noise and any process u with ⟨Dg, u⟩ = 1, eve
 
     E[ℓ δ(g − a)] = E[ ℓ K(g−a) + G(g−a) (ℓ S(u) − ⟨Dℓ, u⟩) ],
 
-which is the formula of `conditional.py` with g in place of the position and ⟨Dℓ, u⟩ in place of the Jacobian; its
-localizers and standard errors are used here unchanged. The diffusion is discretised first and differentiated afterwards
-(see `_skorohod.py`), so that integration by parts adds no error of its own: what is estimated is the conditional
-expectation of the discretised process.
+which is the formula of `estimate/conditional.py` with g in place of the position and ⟨Dℓ, u⟩ in place of the Jacobian;
+its localizers and standard errors are used here unchanged. The diffusion is discretised first and differentiated
+afterwards (see `calculus.py`), so that integration by parts adds no error of its own: what is estimated is the
+conditional expectation of the discretised process.
 
 Here the user's functionals are differentiated, in contrast to the rest of the package, where derivatives are observed.
 """
@@ -29,4 +29,4 @@ from .conditional import (
 )
 from .diffusion import Diffusion as Diffusion, Trajectory as Trajectory
 from .sensitivities import Greeks as Greeks, greeks as greeks
-from .weighed import Weighed as Weighed
+from .weighed import WeighedPaths as WeighedPaths

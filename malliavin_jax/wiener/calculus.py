@@ -46,11 +46,22 @@ class Probes(NamedTuple):
 
 
 def derivative(functional: Callable[[Increments], Array], increments: Increments) -> Float[Array, "... steps noises"]:
-    """DF, the derivative of a functional in each increment, in forward mode; a vector F has one row a component.
+    """DF, the derivative of a functional in each increment, in forward mode.
 
-    ```python
-    wiener.derivative(lambda dw: jnp.sum(dw) ** 2, jnp.ones((4, 1)))  # 8 for each increment
-    ```
+    Args:
+        functional: F, a function of the increments, real or an array.
+        increments: ΔW, of shape (steps, noises).
+
+    Returns:
+        D_k F, of shape (steps, noises); a vector F has one such row a component, in front.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        wiener.derivative(lambda dw: jnp.sum(dw) ** 2, jnp.ones((4, 1)))  # 8 for each increment
+        ```
     """
 
     def along(direction: Increments) -> Array:
@@ -63,9 +74,21 @@ def derivative(functional: Callable[[Increments], Array], increments: Increments
 def inner(a: Process, b: Process, step_size: float | Scalar) -> Scalar:
     """⟨a, b⟩ = ε Σ_k a_k·b_k, the inner product of two processes.
 
-    ```python
-    wiener.inner(jnp.ones((4, 1)), jnp.ones((4, 1)), 0.25)  # 1
-    ```
+    Args:
+        a: a process, of shape (steps, noises).
+        b: another.
+        step_size: ε.
+
+    Returns:
+        One number.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        wiener.inner(jnp.ones((4, 1)), jnp.ones((4, 1)), 0.25)  # 1
+        ```
     """
     return jnp.asarray(step_size, a.dtype) * jnp.sum(a * b)
 
@@ -73,9 +96,21 @@ def inner(a: Process, b: Process, step_size: float | Scalar) -> Scalar:
 def canonical(functional: Callable[[Increments], Scalar], increments: Increments, step_size: float | Scalar) -> Process:
     """u = Dg/‖Dg‖², the process of least norm with ⟨Dg, u⟩ = 1.
 
-    ```python
-    wiener.canonical(lambda dw: jnp.sum(dw), jnp.ones((4, 1)), 0.25)  # 1 for each increment
-    ```
+    Args:
+        functional: g, a real function of the increments.
+        increments: ΔW, of shape (steps, noises).
+        step_size: ε.
+
+    Returns:
+        u, of the shape of the increments.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        wiener.canonical(lambda dw: jnp.sum(dw), jnp.ones((4, 1)), 0.25)  # 1 for each increment
+        ```
     """
     D = derivative(functional, increments)
     return D / inner(D, D, step_size)
@@ -88,9 +123,21 @@ def reciprocal(
 
     It is a process of finite norm in continuous time only if ∫|D_t g|⁻² dt is finite.
 
-    ```python
-    wiener.reciprocal(lambda dw: jnp.sum(dw), jnp.ones((4, 1)), 0.25)  # 1 for each increment
-    ```
+    Args:
+        functional: g, a real function of the increments.
+        increments: ΔW, of shape (steps, noises).
+        step_size: ε.
+
+    Returns:
+        u, of the shape of the increments.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        wiener.reciprocal(lambda dw: jnp.sum(dw), jnp.ones((4, 1)), 0.25)  # 1 for each increment
+        ```
     """
     return _reciprocal(derivative(functional, increments), step_size)
 
@@ -105,12 +152,27 @@ def skorohod(
 ) -> Scalar:
     """S(u) = Σ_k u_k·ΔW_k − ε Σ_k div_k u_k, the Skorohod integral of the process u = `integrand(increments)`.
 
-    - `probes`: None takes the divergence exactly, at the cost of one derivative of u an increment; a number estimates
-      it without bias from as many random sign vectors, drawn from `key`.
+    Args:
+        integrand: u as a function of the increments, of their shape.
+        increments: ΔW, of shape (steps, noises).
+        step_size: ε.
+        probes: None takes the divergence exactly, at the cost of one derivative of u an increment; a number estimates
+            it without bias from as many random sign vectors.
+        key: to draw these from.
 
-    ```python
-    wiener.skorohod(lambda dw: dw, 0.5 * jnp.ones((4, 1)), 0.25)  # Σ ΔW² − T = 0
-    ```
+    Returns:
+        S(u), one number.
+
+    Raises:
+        ValueError: if `probes` is given without a key, or is not a whole number of at least 1.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        wiener.skorohod(lambda dw: dw, 0.5 * jnp.ones((4, 1)), 0.25)  # Σ ΔW² − T = 0
+        ```
     """
     ways = Probes(probes, key)
     check_probes(ways)
@@ -179,6 +241,7 @@ def supplied_weight(
 
 
 def check_probes(ways: Probes) -> None:
+    """Refuse probes without a key to draw them from."""
     if ways.number is not None:
         check_count("probes", ways.number)
         if ways.key is None:
@@ -195,14 +258,14 @@ def over_increments(function: Callable[[Increments], Any], increments: Increment
     return map_in_chunks(along, jnp.arange(count), DIRECTIONS)
 
 
-def map_in_chunks(function: Callable[[Any], Any], items: Array, limit: int) -> Any:
-    """`vmap(function)(items)` with at most `limit` items in memory at once; the results do not depend on it."""
+def map_in_chunks(function: Callable[[Any], Any], items: Array, chunk_size: int) -> Any:
+    """`vmap(function)(items)` with at most `chunk_size` items in memory at once; the results do not depend on it."""
     count = items.shape[0]
-    chunks = -(-count // limit)
+    chunks = -(-count // chunk_size)
     if chunks == 1:
         return jax.vmap(function)(items)
     size = -(-count // chunks)
-    index = jnp.minimum(jnp.arange(chunks * size), count - 1)  # the last chunk is filled up, not compiled anew
+    index = jnp.minimum(jnp.arange(chunks * size), count - 1)  # one program for all: the last is filled up
     parts = lax.map(jax.vmap(function), items[index].reshape(chunks, size, *items.shape[1:]))
     return jax.tree.map(lambda leaf: leaf.reshape(chunks * size, *leaf.shape[2:])[:count], parts)
 
@@ -225,5 +288,6 @@ def _sum_of(quadratic: Callable[[Increments], Scalar], increments: Increments, w
 
 
 def _reciprocal(D: Process, step_size: float | Scalar) -> Process:
+    """u_k = D_k g/(T |D_k g|²)."""
     horizon = D.shape[0] * jnp.asarray(step_size, D.dtype)
     return D / (horizon * jnp.sum(D * D, 1, keepdims=True))

@@ -1,7 +1,7 @@
 """A diffusion on a uniform grid of times, as a function of its Brownian increments."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,10 +19,22 @@ class Trajectory(eqx.Module):
 
     A functional is any function of it. One that goes its own way from the increments may use `dw` and leave `x`.
 
-    ```python
-    one = brownian.solve(jnp.zeros(1), jnp.ones((4, 1)))
-    one.t, one.x[:, 0]  # 0, ¼, …, 1 and 0, 1, …, 4
-    ```
+    Attributes:
+        t: the times, of shape (points,).
+        x: the states, of shape (points, d).
+        dw: the increments, of shape (steps, noises), steps = points − 1.
+
+    Example:
+        ```python
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        brownian = wiener.Diffusion(
+            lambda x, t: jnp.zeros(1), lambda x, t: jnp.ones((1, 1)), jnp.zeros(1), step_size=0.25, num_steps=4
+        )
+        one = brownian.solve(jnp.zeros(1), jnp.ones((4, 1)))
+        one.t, one.x[:, 0]  # 0, ¼, …, 1 and 0, 1, …, 4
+        ```
     """
 
     t: Float[Array, " points"]
@@ -33,17 +45,29 @@ class Trajectory(eqx.Module):
 class Diffusion(eqx.Module):
     """dX = b(X, t) dt + σ(X, t) dW, as the chain X_{k+1} = X_k + ε b(X_k, t_k) + σ(X_k, t_k) ΔW_k (Euler–Maruyama).
 
-    - `drift`: b(x, t) of shape (d,).
-    - `diffusion`: σ(x, t) of shape (d, noises); it may depend on x.
-    - `initial`: X_0, an array of shape (d,), or a function key ↦ X_0 for a random start, independent of W. Its dtype is
-      that of the simulation.
-    - `step_size`: ε. `num_steps`: n, so that T = nε.
+    Args:
+        drift: b(x, t) of shape (d,).
+        diffusion: σ(x, t) of shape (d, noises); it may depend on x.
+        initial: X_0, an array of shape (d,), or a function key ↦ X_0 for a random start, independent of W. Its dtype
+            is that of the simulation.
+        step_size: ε, positive.
+        num_steps: n, so that T = nε.
 
-    ```python
-    brownian = wiener.Diffusion(
-        lambda x, t: jnp.zeros(1), lambda x, t: jnp.ones((1, 1)), jnp.zeros(1), step_size=0.25, num_steps=4
-    )
-    ```
+    Raises:
+        ValueError: if `step_size` is not positive or `num_steps` is not a whole number of at least 1. Shapes that do
+            not fit together are refused by `weigh` and `greeks`.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        brownian = wiener.Diffusion(
+            lambda x, t: jnp.zeros(1), lambda x, t: jnp.ones((1, 1)), jnp.zeros(1), step_size=0.25, num_steps=4
+        )
+        path = brownian.solve(*brownian.draw(jax.random.key(0)))
+        ```
     """
 
     drift: Callable[[Vector, Scalar], Vector]
@@ -73,6 +97,7 @@ class Diffusion(eqx.Module):
         return x + jnp.asarray(self.step_size, x.dtype) * self.drift(x, t) + self.diffusion(x, t) @ dw
 
     def times(self, dtype: Any) -> Float[Array, " points"]:
+        """t_0, …, t_n."""
         return jnp.asarray(self.step_size, dtype) * jnp.arange(self.num_steps + 1, dtype=dtype)
 
     def solve(self, initial: Vector, increments: Float[Array, "steps noises"]) -> Trajectory:
@@ -87,7 +112,15 @@ class Diffusion(eqx.Module):
         return Trajectory(t, jnp.concatenate([initial[None], x]), increments)
 
 
-def shapes(diffusion: Diffusion) -> tuple[int, int, Any]:
+class Sizes(NamedTuple):
+    """Of a diffusion."""
+
+    dim: int
+    noises: int
+    dtype: Any
+
+
+def sizes_of(diffusion: Diffusion) -> Sizes:
     """Dimension of the state, number of noises and dtype; a clear error where the parts do not fit together."""
     start = jax.eval_shape(diffusion.start, jax.random.key(0))
     if not hasattr(start, "shape") or len(start.shape) != 1 or start.shape[0] == 0:
@@ -102,4 +135,4 @@ def shapes(diffusion: Diffusion) -> tuple[int, int, Any]:
         check_shape(f"{name}(x, t)", got, expected)
         if got.dtype != start.dtype:
             raise ValueError(f"{name}(x, t) must keep the dtype {start.dtype} of initial, got {got.dtype}")
-    return start.shape[0], jax.eval_shape(diffusion.diffusion, start, time).shape[1], start.dtype
+    return Sizes(start.shape[0], jax.eval_shape(diffusion.diffusion, start, time).shape[1], start.dtype)

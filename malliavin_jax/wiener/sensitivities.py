@@ -10,9 +10,9 @@ from jaxtyping import Array, Float
 
 from .._base import small_tensors
 from .._base.checks import check_count, floats_to_arrays, is_concrete
-from .._base.types import Key, Matrix, Scalar, Vector
+from .._base.types import Flag, Key, Matrix, Scalar, Vector
 from .calculus import map_in_chunks
-from .diffusion import Diffusion, shapes
+from .diffusion import Diffusion, sizes_of
 
 _NUMBERS = 2**21  # numbers that the increments of one chunk of paths may hold
 
@@ -20,13 +20,26 @@ _NUMBERS = 2**21  # numbers that the increments of one chunk of paths may hold
 class Greeks(eqx.Module):
     """E[f(X_T)] and its derivative in each coordinate of X_0, with their standard errors.
 
-    - `value`, `value_stderr`: in the units of f, one entry per component.
-    - `delta`, `delta_stderr`: in the units of f over those of x.
+    Attributes:
+        value: E[f(X_T)], one entry per component of f.
+        value_stderr: its standard error.
+        delta: the derivatives, of shape (m, d), in the units of f over those of x.
+        delta_stderr: their standard errors.
 
-    ```python
-    rates = wiener.greeks(jax.random.key(0), brownian, is_positive, num_paths=400)
-    rates.value, rates.delta, rates.delta_stderr  # ½, and about 0.4 for the derivative
-    ```
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        brownian = wiener.Diffusion(
+            lambda x, t: jnp.zeros(1), lambda x, t: jnp.ones((1, 1)), jnp.zeros(1), step_size=0.25, num_steps=4
+        )
+        rates = wiener.greeks(
+            jax.random.key(0), brownian, lambda x: (x[0] > 0).astype(x.dtype), num_paths=400
+        )
+        rates.value, rates.delta, rates.delta_stderr  # ½, and about 0.4 for the derivative
+        ```
     """
 
     value: Float[Array, " m"]
@@ -45,9 +58,6 @@ def greeks(
 ) -> Greeks:
     """∂/∂x_0 E[f(X_T)] = E[f(X_T) S], with f evaluated and never differentiated: it may jump.
 
-    - `payoff`: f(x), of shape () or (m,), at the state X_T.
-    - `diffusion`: σ(x, t) must be square and invertible. With a random start the derivative is in a common shift of it.
-
     With Y_k = ∂X_k/∂X_0, the columns of u_k = σ_k⁻¹ Y_{k+1}/T move X_T as those of X_0 do, ⟨DX_T, u⟩ = Y_n (Fournié,
     Lasry, Lebuchoux, Lions & Touzi, 1999), and their Skorohod integral is
 
@@ -56,20 +66,44 @@ def greeks(
     (∂_x σ_k)_j being the Jacobian of column j of σ at X_k: Y_{k+1} knows ΔW_k if σ depends on x. This is exact for the
     chain. As E[S] = 0, the mean of (f − c) S is the same for every c, and the c of least variance is taken.
 
-    ```python
-    rates = wiener.greeks(jax.random.key(0), brownian, is_positive, num_paths=400)
-    rates.delta  # ∂P(x₀ + W₁ > 0)/∂x₀ at 0: about 0.4
-    ```
+    Args:
+        key: for the paths.
+        diffusion: σ(x, t) must be square and invertible. With a random start the derivative is in a common shift of it.
+        payoff: f(x), of shape () or (m,), at the state X_T.
+        num_paths: at least 2.
+        chunk_size: how many paths are in memory at once; None chooses. The numbers do not depend on it.
+
+    Returns:
+        The expectation and its derivatives, with their standard errors.
+
+    Raises:
+        ValueError: if σ is not square, if a shape does not fit, or if a weight or f is not finite on a path (σ is
+            singular, or the path exploded).
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        brownian = wiener.Diffusion(
+            lambda x, t: jnp.zeros(1), lambda x, t: jnp.ones((1, 1)), jnp.zeros(1), step_size=0.25, num_steps=4
+        )
+        rates = wiener.greeks(
+            jax.random.key(0), brownian, lambda x: (x[0] > 0).astype(x.dtype), num_paths=400
+        )
+        rates.delta  # ∂P(x₀ + W₁ > 0)/∂x₀ at 0: about 0.4
+        ```
     """
     num_paths = check_count("num_paths", num_paths, 2)
-    size, noises, dtype = shapes(diffusion)
-    if noises != size:
-        raise ValueError(f"diffusion(x, t) must be square for greeks, got shape {(size, noises)}")
-    out = jax.eval_shape(payoff, jax.ShapeDtypeStruct((size,), dtype))
+    dim, noises, dtype = sizes_of(diffusion)
+    if noises != dim:
+        raise ValueError(f"diffusion(x, t) must be square for greeks, got shape {(dim, noises)}")
+    out = jax.eval_shape(payoff, jax.ShapeDtypeStruct((dim,), dtype))
     if not hasattr(out, "shape") or len(out.shape) > 1:
         raise ValueError(f"payoff must return an array of shape () or (m,), got {getattr(out, 'shape', out)}")
     if chunk_size is None:
-        chunk_size = max(1, min(num_paths, _NUMBERS // (diffusion.num_steps * size)))
+        chunk_size = max(1, min(num_paths, _NUMBERS // (diffusion.num_steps * dim)))
     chunk_size = check_count("chunk_size", chunk_size)
     result, finite = _greeks(key, floats_to_arrays(diffusion, dtype), payoff, num_paths, chunk_size)
     if is_concrete(finite):
@@ -82,7 +116,9 @@ def greeks(
 @eqx.filter_jit
 def _greeks(
     key: Key, diffusion: Diffusion, payoff: Callable[[Vector], Array], num_paths: int, chunk_size: int
-) -> tuple[Greeks, Array]:
+) -> tuple[Greeks, Flag]:
+    """The result, and whether every number behind it is finite."""
+
     def one_path(key: Key) -> tuple[Array, Vector]:
         x, weight = end_and_weight(diffusion, *diffusion.draw(key))
         return jnp.atleast_1d(payoff(x)).astype(x.dtype), weight

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,17 +19,29 @@ _CONCENTRATED = 0.25  # one step with this share of ‖u‖² is suspect: in a p
 _SURPRISE = 5.0  # standard errors by which integration by parts may fail before ℓ or g is called discontinuous
 
 
-class Weighed(eqx.Module):
+class WeighedPaths(eqx.Module):
     """What conditioning on g needs to know of each path.
 
-    - `g`: the functional to condition on.
-    - `ell`: the m functionals to average.
-    - `weight`: S(u), with E[φ(g) S] = E[φ′(g)] for smooth φ.
-    - `slope`: ⟨Dℓ, u⟩, the derivative of each ℓ along the direction that moves g at unit rate.
+    Attributes:
+        g: the functional to condition on, of shape (paths,).
+        ell: the m functionals to average, of shape (paths, m).
+        weight: S(u), with E[φ(g) S] = E[φ′(g)] for smooth φ, of shape (paths,).
+        slope: ⟨Dℓ, u⟩, the derivative of each ℓ along the direction that moves g at unit rate, of shape (paths, m).
 
-    ```python
-    sample.g.shape, sample.ell.shape, sample.weight.mean()  # the last is about 0
-    ```
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from malliavin_jax import wiener
+
+        brownian = wiener.Diffusion(
+            lambda x, t: jnp.zeros(1), lambda x, t: jnp.ones((1, 1)), jnp.zeros(1), step_size=0.25, num_steps=4
+        )
+        sample = wiener.weigh(
+            jax.random.key(0), brownian, ell=lambda path: path.x[2, 0], g=lambda path: path.x[-1, 0], num_paths=400
+        )
+        sample.g.shape, sample.ell.shape, sample.weight.mean()  # (400,), (400, 1), about 0
+        ```
     """
 
     g: Float[Array, " paths"]
@@ -38,9 +50,17 @@ class Weighed(eqx.Module):
     slope: Float[Array, "paths m"]
 
 
+class Conditions(NamedTuple):
+    """What the theorem asks of u, on each path."""
+
+    unit: Float[Array, " paths"]  # ⟨Dg, u⟩, which must be 1
+    share: Float[Array, " paths"]  # the largest share that one step has in ‖u‖²
+
+
 def check_functional(
     name: str, functional: Callable[[Trajectory], Any], diffusion: Diffusion, expected: tuple[int, ...] | None
 ) -> None:
+    """Refuse a functional that does not return real numbers of shape `expected` (None: a number or a vector)."""
     got = jax.eval_shape(lambda key: functional(diffusion.solve(*diffusion.draw(key))), jax.random.key(0))
     shape = getattr(got, "shape", None)
     fits = shape == expected if expected is not None else shape is not None and len(shape) <= 1
@@ -51,8 +71,9 @@ def check_functional(
         raise ValueError(f"{name} must return real numbers to be differentiated, got dtype {got.dtype}")
 
 
-def checked(weighed: Weighed, unit: Array, share: Array, integrand: Integrand, num_steps: int) -> Weighed:
+def checked(weighed: WeighedPaths, conditions: Conditions, integrand: Integrand, num_steps: int) -> WeighedPaths:
     """Refuse what the theorem does not cover, and warn of what it covers badly."""
+    unit, share = conditions
     tolerance = float(jnp.finfo(unit.dtype).eps) ** 0.4  # 5e-7 in float64, 2e-3 in float32
     xp: Any = np if is_concrete(weighed, unit, share) else jnp  # NumPy has nothing to compile
     g, ell, weight = (xp.asarray(leaf) for leaf in (weighed.g, weighed.ell, weighed.weight))
@@ -73,7 +94,7 @@ def checked(weighed: Weighed, unit: Array, share: Array, integrand: Integrand, n
         why = {
             "canonical": "g must depend on the noise: Dg vanishes",
             "reciprocal": "Dg vanishes at some step, where 1/(T D_t g) does not exist; take integrand='canonical'",
-            "supplied": "divide u by this number, as a function of the noise, to mend it",
+            "supplied": "divide u by this number, as a function of the noise",
         }[name]
         raise ValueError(
             f"integrand must satisfy ⟨Dg, u⟩ = 1; the {name} one gives {unit[worst]} on path {worst} "
@@ -96,7 +117,7 @@ def _check_duality(g: np.ndarray, ell: np.ndarray, weight: np.ndarray, slope: np
     values = np.concatenate([g[:, None], ell], 1)
     values = values - values.mean(0)  # E[S] = 0: centring only takes noise away
     gap = values * weight[:, None] - np.concatenate([np.ones_like(g)[:, None], slope], 1)
-    # Rounding alone may be many standard errors of nothing: hence the tolerance.
+    # Where the gap is 0 but for rounding, rounding may be many of its standard errors: hence the second term.
     error = gap.std(0) / np.sqrt(len(g)) + np.finfo(gap.dtype).eps * np.abs(gap).max(0)
     surprise = gap.mean(0) / np.where(error > 0, error, np.inf)
     for index in np.flatnonzero(np.abs(surprise) > _SURPRISE):

@@ -16,6 +16,10 @@ import optax
 import pytest
 
 from malliavin_jax._base import checkpoint as _checkpoint
+from malliavin_jax._base.checkpoint import Checkpoint
+from malliavin_jax._base.files import write_whole
+from malliavin_jax._base.fingerprint import fingerprint
+from malliavin_jax.chain import runner
 from malliavin_jax.chain.passive import passive_langevin
 from malliavin_jax.chain.rule import langevin
 from malliavin_jax.estimate.ratio import Estimate
@@ -33,9 +37,9 @@ FIELD = NoisyField(jnp.asarray(1.0))
 SETTINGS = dict(num_steps=230, step_size=0.05, inverse_temperature=1.0, burn_in=20, thinning=3)
 
 
-def run(path=None, field=FIELD, initial=None, key=0, **changes):
+def run(path=None, field=FIELD, initial=None, key=0, every=50, **changes):
     start = jnp.ones((3, 2)) if initial is None else initial
-    more = {} if path is None else dict(checkpoint=path, checkpoint_every=50)
+    more = {} if path is None else dict(checkpoint=Checkpoint(path, every=every))
     return passive_langevin(jax.random.key(key), field, start, **(SETTINGS | more | changes))
 
 
@@ -49,14 +53,14 @@ class Interrupted(BaseException):
 
 def interrupt_after(monkeypatch, saves):
     """Let `saves` checkpoints be written, then stop the run in the write of the next one."""
-    save, count = _checkpoint.save, iter(range(10**6))
+    write, count = _checkpoint.write_archive, iter(range(10**6))
 
     def counted(*arguments):
-        if next(count) == saves:
+        if next(count) >= saves:  # nor is there a write on the way out
             raise Interrupted
-        save(*arguments)
+        write(*arguments)
 
-    monkeypatch.setattr(_checkpoint, "save", counted)
+    monkeypatch.setattr(_checkpoint, "write_archive", counted)
 
 
 # --- resuming --------------------------------------------------------------------------------------------
@@ -78,25 +82,27 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, saves):
 
 def test_optimizer_state_is_resumed(tmp_path):
     def make():  # made anew each time, as a new process would
-        return optax.chain(optax.clip(3.0), optax.trace(0.5), langevin(0.05, 1.0, jax.random.key(9)))
+        return optax.chain(optax.clip(3.0), optax.trace(0.5), langevin(jax.random.key(9), 0.05, 1.0))
 
     resumable = dict(step_size=None, inverse_temperature=None)
     with pytest.MonkeyPatch.context() as patch:
         interrupt_after(patch, 2)
         with pytest.raises(Interrupted):
-            run(tmp_path / "a.npz", optimizer=make(), **resumable)
-    resumed = run(tmp_path / "a.npz", optimizer=make(), **resumable)
-    assert_same_bits(resumed, run(tmp_path / "b.npz", optimizer=make(), **resumable))
+            run(tmp_path / "a.npz", update=make(), **resumable)
+    resumed = run(tmp_path / "a.npz", update=make(), **resumable)
+    assert_same_bits(resumed, run(tmp_path / "b.npz", update=make(), **resumable))
     assert len(np.unique(resumed.positions)) == resumed.positions.size
-    with pytest.raises(ValueError, match="differs in optimizer"):
-        run(tmp_path / "a.npz", optimizer=langevin(0.05, 1.0, jax.random.key(8)), **resumable)
+    with pytest.raises(ValueError, match="differs in update"):
+        run(tmp_path / "a.npz", update=langevin(jax.random.key(8), 0.05, 1.0), **resumable)
 
 
 def test_a_finished_run_is_read_back_without_a_step(tmp_path, monkeypatch):
     path = tmp_path / "chain.npz"
     finished = run(path)
     before = path.read_bytes()
-    monkeypatch.setattr("malliavin_jax._walk.advance", lambda *arguments: pytest.fail("a step was made"))
+    monkeypatch.setattr(
+        "malliavin_jax.chain.runner.advance", lambda *arguments, **sizes: pytest.fail("a step was made")
+    )
     assert_same_bits(run(path), finished)
     assert path.read_bytes() == before
 
@@ -106,7 +112,7 @@ def test_interval_may_change_and_the_bar_may_join(tmp_path, capfd):
         interrupt_after(patch, 2)
         with pytest.raises(Interrupted):
             run(tmp_path / "chain.npz")
-    resumed = run(tmp_path / "chain.npz", checkpoint_every=77, progress=True)
+    resumed = run(tmp_path / "chain.npz", every=77, progress=True)
     assert_same_bits(resumed, run())
     assert "100%" in capfd.readouterr().err
 
@@ -114,8 +120,8 @@ def test_interval_may_change_and_the_bar_may_join(tmp_path, capfd):
 def test_default_interval_is_a_tenth(tmp_path):
     steps = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_checkpoint, "save", lambda path, configuration, trees: steps.append(int(trees["step"])))
-        run(tmp_path / "chain.npz", checkpoint_every=None)
+        patch.setattr(_checkpoint, "write_archive", lambda path, header, arrays: steps.append(int(arrays["done"])))
+        run(tmp_path / "chain.npz", every=None)
     assert steps == [
         *range(24, 231, 24),
         231,
@@ -151,7 +157,7 @@ if {where!r} == "write":
     np.savez = savez
 elif {where!r} == "move":
     os.fsync = fsync
-run({path!r}, checkpoint_every=10, **LONG)
+run({path!r}, every=10, **LONG)
 """
 LONG = dict(num_steps=3000, burn_in=0, thinning=1)
 
@@ -175,11 +181,48 @@ def test_a_process_killed_while_it_writes(tmp_path):
         if where != "anywhere":
             assert (tmp_path / ".chain.npz.tmp").exists()  # it did die in the middle
         with np.load(path, allow_pickle=False) as stored:  # and yet the checkpoint is whole
-            assert reached < int(stored["step_0"]) < 3001
-            reached = int(stored["step_0"])
-            assert stored["records_0"].shape == (3, reached - 1, 2)
-    assert_same_bits(run(path, checkpoint_every=10_000, **LONG), run(**LONG))
+            assert reached < int(stored["done"]) < 3001
+            reached = int(stored["done"])
+            assert stored["state.records.positions"].shape == (3, reached - 1, 2)
+    assert_same_bits(run(path, every=10_000, **LONG), run(**LONG))
     assert os.listdir(tmp_path) == ["chain.npz"]
+
+
+def test_an_exception_in_the_run_loses_only_the_leg_it_is_in(tmp_path, monkeypatch):
+    """Also between two writes: each leg is noted, and what is noted is written on the way out."""
+    advance, stops = runner.advance, []
+
+    def breaks(*arguments, stop, **sizes):
+        if len(stops) == 30:
+            raise Interrupted
+        stops.append(int(stop))
+        return advance(*arguments, stop=stop, **sizes)
+
+    path = tmp_path / "chain.npz"
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "advance", breaks)
+        with pytest.raises(Interrupted):
+            run(path, progress=True)
+    with np.load(path, allow_pickle=False) as stored:
+        assert int(stored["done"]) == stops[-1]
+    assert stops[-1] % 50 != 0  # no write was due there
+    assert_same_bits(run(path), run())
+
+
+def test_a_file_is_whole_or_the_old_one(tmp_path):
+    path = tmp_path / "file"
+    write_whole(path, lambda file: file.write(b"old"))
+
+    def broken(file):
+        file.write(b"half of the n")
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        write_whole(path, broken)
+    assert path.read_bytes() == b"old"
+    write_whole(str(path), lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 # --- refusals --------------------------------------------------------------------------------------------
@@ -204,7 +247,7 @@ def partial_run(tmp_path):
         ({"num_steps": 231}, None),  # 231 − 20 = 3·70 + 1: the same steps and the same kept positions
         ({"num_steps": 240}, "num_steps"),
         ({"burn_in": 17}, "burn_in"),
-        ({"method": "euler"}, "method"),
+        ({"update": "euler"}, "update"),
         ({"key": 1}, "key"),
         ({"initial": jnp.ones((3, 2)).at[1, 1].set(0.5)}, "initial"),
         ({"initial": jnp.ones((3, 2), jnp.float32), "field": FIELD}, "initial, step_size"),
@@ -239,7 +282,7 @@ def test_damaged_file_is_refused_and_kept(partial_run, damage):
     assert partial_run.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("content", [{"x": np.zeros(3)}, {"configuration": np.asarray("[1]")}, None])
+@pytest.mark.parametrize("content", [{"x": np.zeros(3)}, {"header": np.asarray("[1]")}, None])
 def test_foreign_archives_are_refused(tmp_path, content):
     path = tmp_path / "chain.npz"
     with open(path, "wb") as file:
@@ -251,7 +294,7 @@ def test_foreign_archives_are_refused(tmp_path, content):
 def test_pickles_are_never_loaded(tmp_path):
     path = tmp_path / "chain.npz"
     with open(path, "wb") as file:
-        np.savez(file, configuration=np.asarray([{"a": 1}], dtype=object))
+        np.savez(file, header=np.asarray([{"a": 1}], dtype=object))
     with pytest.raises(ValueError, match="cannot be read"):
         run(path)
 
@@ -274,7 +317,7 @@ def test_a_failed_write_leaves_the_old_file(partial_run, monkeypatch):
     [
         ("missing/chain.npz", {}, "checkpoint must be a file in a directory that exists"),
         (".", {}, "checkpoint must be a file"),
-        ("chain.npz", {"checkpoint_every": 0}, "checkpoint_every must be a whole number, at least 1, got 0"),
+        ("chain.npz", {"every": 0}, "every must be a whole number, at least 1, got 0"),
     ],
 )
 def test_bad_arguments(tmp_path, path, changes, message):
@@ -307,8 +350,8 @@ def scale(factor):
         (jax.jit(scale(2.0)), jax.jit(scale(3.0)), False),
         (optax.adam(0.1), optax.adam(0.1), True),
         (optax.adam(0.1), optax.adam(0.2), False),
-        (langevin(0.1, 1.0, jax.random.key(0)), langevin(0.1, 1.0, jax.random.key(0)), True),
-        (langevin(0.1, 1.0, jax.random.key(0)), langevin(0.1, 1.1, jax.random.key(0)), False),
+        (langevin(jax.random.key(0), 0.1, 1.0), langevin(jax.random.key(0), 0.1, 1.0), True),
+        (langevin(jax.random.key(0), 0.1, 1.0), langevin(jax.random.key(0), 0.1, 1.1), False),
         (FIELD, eqx.tree_at(lambda f: f.stiffness, FIELD, jnp.asarray(2.0)), False),
         (FIELD.__call__, FIELD.__call__, True),
         ({"a": 1, "b": None}, {"a": 1, "b": None}, True),
@@ -317,11 +360,11 @@ def scale(factor):
     ],
 )
 def test_fingerprint(left, right, equal):
-    assert (_checkpoint.fingerprint(left) == _checkpoint.fingerprint(right)) is equal
+    assert (fingerprint(left) == fingerprint(right)) is equal
 
 
 def test_fingerprint_of_a_function_that_calls_itself():
     def factorial(n):
         return 1 if n == 0 else n * factorial(n - 1)
 
-    assert _checkpoint.fingerprint(factorial) == _checkpoint.fingerprint(factorial)
+    assert fingerprint(factorial) == fingerprint(factorial)

@@ -84,9 +84,9 @@ def test_variance_in_a_quadratic_well_is_the_closed_form(key, method, through_op
     # x ← (1 − ηκ) x + noise is linear, so its stationary variance is explicit: 1/(βκ) with
     # Leimkuhler–Matthews, 1/(βκ(1 − ηκ/2)) with Euler. d = 2 and unequal stiffness guard against mixed axes.
     eta, beta, stiffness = 0.2, 2.0, jnp.array([1.5, 4.0])
-    rule = dict(step_size=eta, inverse_temperature=beta, method=method)
+    rule = dict(step_size=eta, inverse_temperature=beta, update=method)
     if through_optax:
-        rule = dict(optimizer=langevin(eta, beta, jax.random.fold_in(key, 1), method=method))
+        rule = dict(update=langevin(jax.random.fold_in(key, 1), eta, beta, method=method))
     field = TrueField(Quadratic(stiffness))
     chain = passive_langevin(key, field, jnp.zeros((400, 2)), num_steps=700, burn_in=100, **rule)
     exact = 1 / (beta * stiffness * (1 - eta * stiffness / 2 if method == "euler" else 1.0))
@@ -122,7 +122,7 @@ def test_order_of_the_bias(key, method, order):
     for eta in (0.2, 0.4):
         chain = passive_langevin(
             key, TrueField(Soft()), jnp.zeros((16_384, 1), jnp.float32), num_steps=int(160 / eta) + 50,
-            step_size=eta, inverse_temperature=1.0, burn_in=50, thinning=round(0.4 / eta), method=method,
+            step_size=eta, inverse_temperature=1.0, burn_in=50, thinning=round(0.4 / eta), update=method,
         )  # fmt: skip
         mean, stderr = mean_and_stderr(function(np.asarray(chain.positions[..., 0])).mean(1))
         biases.append(abs(mean - exact))
@@ -167,7 +167,7 @@ def test_kept_positions_are_those_of_a_plain_loop(method, num_steps, burn_in, th
     key, x = jax.random.key(7), jax.random.normal(jax.random.key(8), (3, 2))
     chain = passive_langevin(
         key, KeyedField(), x, num_steps=num_steps, step_size=0.1, inverse_temperature=3.0,
-        burn_in=burn_in, thinning=thinning, method=method,
+        burn_in=burn_in, thinning=thinning, update=method,
     )  # fmt: skip
     positions, estimates = python_loop(key, KeyedField(), x, num_steps, lambda k: 0.1, 3.0, burn_in, thinning, method)
     assert chain.positions.shape == (3, (num_steps - burn_in) // thinning, 2)
@@ -220,18 +220,18 @@ def test_update_is_the_formula():
     key, scale = jax.random.key(5), (2 * 0.3 / 1.7) ** 0.5
     w = [
         jax.tree.map(lambda m: m / scale, move)
-        for move in moves(langevin(0.3, 1.7, key, method="euler"), zeros, params)
+        for move in moves(langevin(key, 0.3, 1.7, method="euler"), zeros, params)
     ]
     drawn = np.concatenate([np.ravel(leaf) for move in w for leaf in jax.tree.leaves(move)])
     assert len(np.unique(drawn)) == drawn.size  # every leaf, entry and step has its own number
-    for k, move in enumerate(moves(langevin(0.3, 1.7, key), ones, params)[:3]):
+    for k, move in enumerate(moves(langevin(key, 0.3, 1.7), ones, params)[:3]):
         expected = jax.tree.map(lambda a, b: -0.3 + scale * (a + b) / 2, w[k], w[k + 1])
         jax.tree.map(lambda m, e: np.testing.assert_allclose(m, e, rtol=1e-6), move, expected)
         assert jax.tree.map(lambda m: m.dtype, move) == jax.tree.map(lambda p: p.dtype, params)
 
 
 def test_update_noise_is_standard_normal(key):
-    (move,) = moves(langevin(0.5, 4.0, key, method="euler"), [jnp.zeros(20_000)], jnp.zeros(20_000))
+    (move,) = moves(langevin(key, 0.5, 4.0, method="euler"), [jnp.zeros(20_000)], jnp.zeros(20_000))
     variance = float(jnp.mean(move**2))
     assert abs(variance - 0.25) < 4 * 0.25 * np.sqrt(2 / 20_000)
 
@@ -240,7 +240,7 @@ def test_update_takes_a_schedule_and_works_under_jit():
     def schedule(k):
         return jnp.where(k < 2, 1.0, 0.01)
 
-    transformation = langevin(schedule, 1e30, jax.random.key(0))  # cold: the noise vanishes
+    transformation = langevin(jax.random.key(0), schedule, 1e30)  # cold: the noise vanishes
     update, state = jax.jit(transformation.update), transformation.init(jnp.zeros(2))
     sizes = []
     for _ in range(4):
@@ -252,15 +252,15 @@ def test_update_takes_a_schedule_and_works_under_jit():
 def test_composes_with_clipping():
     params, key = jnp.zeros(2), jax.random.key(2)
     gradients = [jnp.array([3.0, -40.0]), jnp.array([0.3, 0.4])]
-    clipped = moves(optax.chain(optax.clip_by_global_norm(1.0), langevin(0.1, 1.0, key)), gradients, params)
-    plain = moves(langevin(0.1, 1.0, key), [g / max(1.0, float(jnp.linalg.norm(g))) for g in gradients], params)
+    clipped = moves(optax.chain(optax.clip_by_global_norm(1.0), langevin(key, 0.1, 1.0)), gradients, params)
+    plain = moves(langevin(key, 0.1, 1.0), [g / max(1.0, float(jnp.linalg.norm(g))) for g in gradients], params)
     np.testing.assert_allclose(jnp.stack(clipped), jnp.stack(plain), atol=1e-14)
 
 
 def test_clipping_saves_a_chain_that_would_run_away():
     x = jnp.full((4, 1), 30.0)
-    rule = optax.chain(optax.clip(5.0), langevin(0.05, 1.0, jax.random.key(1)))
-    chain = passive_langevin(jax.random.key(0), TrueField(Quartic()), x, num_steps=400, optimizer=rule)
+    rule = optax.chain(optax.clip(5.0), langevin(jax.random.key(1), 0.05, 1.0))
+    chain = passive_langevin(jax.random.key(0), TrueField(Quartic()), x, num_steps=400, update=rule)
     assert not chain.diverged.any()
     assert float(jnp.abs(chain.positions[:, -1]).max()) < 5
     with pytest.warns(RuntimeWarning, match="4 of 4 chains"):
@@ -275,7 +275,7 @@ def test_optimizer_has_a_state_per_chain():
     x = jnp.array([[1.0, 2.0], [50.0, -3.0], [0.1, 0.1]])
 
     def run(x):
-        return passive_langevin(jax.random.key(0), TrueField(Quadratic(1.0)), x, num_steps=30, optimizer=rule)
+        return passive_langevin(jax.random.key(0), TrueField(Quadratic(1.0)), x, num_steps=30, update=rule)
 
     together = run(x).positions
     alone = jnp.concatenate([run(x[i : i + 1]).positions for i in range(3)])
@@ -291,7 +291,7 @@ def test_foreign_random_optimizers_draw_apart():
     rule = optax.noisy_sgd(0.1, eta=1.0, gamma=0.0, key=jax.random.key(3))
     field, x = TrueField(Quadratic(1.0)), jnp.zeros((6, 1))
     with jax.numpy_dtype_promotion("standard"):  # optax's own noise mixes integers and floats
-        chain = passive_langevin(jax.random.key(0), field, x, num_steps=3, optimizer=rule)
+        chain = passive_langevin(jax.random.key(0), field, x, num_steps=3, update=rule)
     assert len(np.unique(chain.positions)) == 18
 
 
@@ -404,9 +404,8 @@ def test_a_broken_bar_does_not_stop_the_run(monkeypatch, broken):
         ({"inverse_temperature": 0}, "inverse_temperature must be positive"),
         ({"inverse_temperature": jnp.inf}, "inverse_temperature must be positive and finite"),
         ({"inverse_temperature": None}, "inverse_temperature must be given"),
-        ({"method": "heun"}, "method must be one of leimkuhler-matthews, euler, got 'heun'"),
-        ({"optimizer": optax.sgd(0.1)}, "must be left out when optimizer is given"),
-        ({"checkpoint_every": 2}, "checkpoint_every=2 needs checkpoint"),
+        ({"update": "heun"}, "update must be one of leimkuhler-matthews, euler or an optax .*, got 'heun'"),
+        ({"update": optax.sgd(0.1)}, "must be left out when update is an optax transformation"),
         ({"field": lambda alpha, *, key: alpha}, "field must return an Estimate"),
     ],
 )
@@ -428,7 +427,12 @@ def test_bad_input(change, message):
 )
 def test_bad_update(arguments, message):
     with pytest.raises(ValueError, match=f"{message} must be positive"):
-        langevin(*arguments, jax.random.key(0))
+        langevin(jax.random.key(0), *arguments)
+
+
+def test_bad_method():
+    with pytest.raises(ValueError, match="method must be one of leimkuhler-matthews, euler, got 'heun'"):
+        langevin(jax.random.key(0), 0.1, 1.0, method="heun")
 
 
 def test_field_of_the_wrong_dimension():

@@ -98,7 +98,7 @@ def test_estimate_writes_a_table_that_holds_the_gradient(folder, tmp_path, capsy
 
 
 def test_recover_in_chunks(folder, tmp_path, capsys):
-    words = ["recover", str(folder / "twice.npz"), "--grid", "-0.8:0.8:33", "--steps", "6", "12", "--chunk", "600"]
+    words = ["recover", str(folder / "twice.npz"), "--grid", "-0.8:0.8:33", "--steps", "6", "12", "--chunk-size", "600"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     rows = table(tmp_path / "loss.csv")
     alphas = np.asarray([row["alpha_1"] for row in rows])
@@ -138,7 +138,7 @@ WRONG = {
         "estimate", "run.npz", "--at", "0", "--steps", "13",
     ],
     r"times must be positive multiples of step_size=0.05, got 0.12": ["recover", "run.npz", "--times", "0.12"],
-    r"--chunk must leave at least two chunks": ["recover", "run.npz", "--chunk", "600"],
+    r"--chunk-size must leave at least two chunks": ["recover", "run.npz", "--chunk-size", "600"],
     r"recover serves 1 and 2 dimensions, these data have 3": ["recover", "space.npz"],
     r"need more digits than float64 has": ["recover", "far.npz"],
 }  # fmt: skip
@@ -161,7 +161,7 @@ def test_every_mistake_is_one_line_and_2(folder, tmp_path, capsys, message):
         (["estimate", "run.npz", "--grid", "0:1:1000000000"], "count from 2 to 100000"),
         (["estimate", "run.npz", "--grid", "-1:1"], "low:high:count with low < high"),
         (["estimate", "run.npz"], "one of the arguments --at --grid is required"),
-        (["estimate", "run.npz", "--at", "0", "--chunk", "-3"], "--chunk"),
+        (["estimate", "run.npz", "--at", "0", "--chunk-size", "-3"], "--chunk-size"),
         (["recover", "run.npz", "--times", "0.1", "--steps", "2"], "not allowed with"),
         (["recover"], "DATA"),
     ],
@@ -191,9 +191,11 @@ def test_help_has_the_layout_and_an_example(command, capsys):
 
 
 def test_as_a_process(folder):
-    """No traceback, and the exit code, as a shell sees them."""
-    words = [sys.executable, "-m", "malliavin_jax.cli", "check", str(folder / "text.npz")]
+    """No traceback, and the exit code, as a shell sees them; and no matplotlib where nothing is drawn."""
+    words = [sys.executable, "-X", "importtime", "-m", "malliavin_jax.cli", "check", str(folder / "text.npz")]
     run = subprocess.run(words, capture_output=True, text=True, env=os.environ)
     assert (run.returncode, run.stdout) == (2, "")
     assert "Traceback" not in run.stderr
     assert "text.npz cannot be read" in run.stderr
+    assert "malliavin_jax.cli.commands" in run.stderr
+    assert "matplotlib" not in run.stderr

@@ -358,7 +358,7 @@ def test_sums_equal_the_formulas_however_they_are_batched(d, times, count, core,
 # ---------------------------------------------------------------- other ℓ, density, score
 
 
-class Cauchy(mj.AbstractRadial):
+class Cauchy(mj.estimate.AbstractRadial):
     """K = 1/(π (1 + r²)²) in the plane, and its field with a small core."""
 
     core: float
@@ -480,6 +480,18 @@ def test_standard_errors_match_repeated_data_sets(quartic):
 
 
 # ---------------------------------------------------------------- trust and bad input
+
+
+def test_neither_gradients_nor_hessians_of_the_samples_are_used(quartic):
+    samples = episodes(quartic, 0, 200)
+    without = eqx.tree_at(lambda s: (s.gradient, s.hessian), samples, (jnp.zeros_like(samples.x), None))
+    half, values, jacobians = jnp.asarray([0.5]), samples.x**2, 2 * samples.x[..., None]
+    for function in (
+        lambda s: density(s, half, Laplace(0.5)),
+        lambda s: score(s, half, 0.3),
+        lambda s: conditional_expectation(s, values, jacobians, half, Laplace(0.5)),
+    ):
+        assert eqx.tree_equal(function(samples), function(without))
 
 
 def test_far_away_nothing_is_trusted_and_no_nan_spreads(quartic):

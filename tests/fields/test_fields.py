@@ -11,10 +11,10 @@ from malliavin_jax.estimate.conditional import conditional_expectation
 from malliavin_jax.estimate.localizers import Centered, Gaussian, Heaviside, Laplace
 from malliavin_jax.estimate.sums import localized_sums, make_bank
 from malliavin_jax.fields.extrapolation import tangent_planes
-from malliavin_jax.fields.folds import _cross_fitted
+from malliavin_jax.fields.folds import cross_fitted
 from malliavin_jax.fields.fresh import FreshField, TrueField
 from malliavin_jax.fields.malliavin import MalliavinField
-from malliavin_jax.fields.selection import _LENGTHS, choose_localizer
+from malliavin_jax.fields.selection import LENGTHS, choose_localizer
 from malliavin_jax.fields.sorted import make_places, sort_bank
 from malliavin_jax.fields.tables import TabulatedField
 from malliavin_jax.potentials import Potential, Quadratic, Quartic
@@ -100,7 +100,7 @@ def plain(sets):
     @jax.jit
     def estimates(sets):
         def one(samples):
-            lengths = spread(samples) * jnp.asarray(_LENGTHS)
+            lengths = spread(samples) * jnp.asarray(LENGTHS)
 
             def at_length(h):
                 bank = (samples, samples.gradient, samples.hessian)
@@ -189,7 +189,7 @@ def test_a_control_that_does_not_help_is_dropped(sets):
 def test_the_control_never_sees_the_episodes_it_corrects(first):
     samples = first
     changed = eqx.tree_at(lambda s: s.gradient, samples, samples.gradient.at[::2].add(5.0))
-    before, after = (_cross_fitted(s) for s in (samples, changed))
+    before, after = (cross_fitted(s) for s in (samples, changed))
     coefficients = [[fold.potential.coefficients for fold in folds] for folds in (before, after)]
     np.testing.assert_array_equal(coefficients[0][0], coefficients[1][0])  # even episodes, fitted to the odd ones
     assert np.max(np.abs(coefficients[0][1] - coefficients[1][1])) > 1
@@ -332,7 +332,7 @@ def test_tables_keep_their_stated_error(case, first, plane_bank):
     The curvature of the field changes by less than a quarter within a cell, which is allowed for.
     """
     field, axes = tabulated(case, first, plane_bank)
-    table = TabulatedField(field, axes, batch_size=4096)
+    table = TabulatedField(field, axes, chunk_size=4096)
     low, high = (jnp.stack([axis[i] for axis in axes]) for i in (0, -1))
     points = jax.random.uniform(jax.random.key(3), (400, len(axes)), minval=low[None], maxval=high[None])
     got, exact = at(table, points), at(field, points)
@@ -373,6 +373,15 @@ def test_a_table_is_untrusted_where_its_nodes_are(first):
     assert 0 < untrusted.sum() < 49
     assert np.all(np.isinf(got.stderr[untrusted]))
     assert np.all(np.isfinite(got.stderr[~untrusted]))
+
+
+def test_the_derivative_of_a_table_is_that_of_the_cell_at_a_node_too():
+    axis = jnp.linspace(-1, 1, 9)
+    table = TabulatedField(TrueField(Quartic()), (axis,))
+    slopes = jnp.diff(table.estimates.value[:, 0]) / jnp.diff(axis)
+    for alpha, cell in ((axis[3], 3), (axis[3] + 0.1, 3), (axis[3] - 0.1, 2)):
+        slope = jax.jacfwd(lambda a: table(a).value)(alpha[None])
+        np.testing.assert_allclose(slope[0, 0], slopes[cell], rtol=1e-9)
 
 
 @pytest.mark.parametrize("axis", [[0.0], [0.0, 1.0, 1.5], [1.0, 0.5, 0.0]])
@@ -510,6 +519,14 @@ def test_the_true_field_is_exact():
 
 
 @pytest.mark.usefixtures("no_type_checks")
+def test_a_field_asks_for_hessians(first):
+    without = eqx.tree_at(lambda s: s.hessian, first, None)
+    for build in (MalliavinField, lambda samples: MalliavinField(samples, Laplace(0.5), Quadratic())):
+        with pytest.raises(ValueError, match=r"MalliavinField needs Hessians, and samples.hessian is None"):
+            build(without)
+    assert isinstance(mj.short_localizer(take(without, 0, 200)), Laplace)
+
+
 def test_bad_input(first, plane_bank):
     samples = first
     for word in ("automatic", "Laplace"):

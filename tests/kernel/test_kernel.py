@@ -16,10 +16,10 @@ from malliavin_jax.kernel import LocalPolynomial, NadarayaWatson, cross_validate
 
 
 def make(x, gradient, observed=None):
-    """Samples of the given positions and gradients; these baselines use nothing else."""
+    """Samples of the given positions and gradients, without Hessians; these baselines use nothing else."""
     x, gradient = jnp.asarray(x), jnp.asarray(gradient)
     observed = jnp.ones(x.shape[:2], bool) if observed is None else jnp.asarray(observed)
-    return Samples(x, gradient, jnp.zeros((*x.shape, x.shape[-1]), x.dtype), jnp.zeros_like(x), observed)
+    return Samples(x, gradient, None, jnp.zeros_like(x), observed)
 
 
 def truth(x):

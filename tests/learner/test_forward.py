@@ -162,7 +162,7 @@ def test_path_equals_diffrax_euler_on_the_same_increments():
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)
 
 
-def test_jit_vmap_and_length_change_nothing():
+def test_jit_vmap_and_number_of_steps_change_nothing():
     learner = mj.ForwardLearner(Quartic(0.5), plane, 0.02, gradient_noise=0.5)
     keys = jax.random.split(jax.random.key(0), 3)
     long = jax.jit(jax.vmap(lambda key: mj.simulate(key, learner, 9)))(keys)
@@ -203,13 +203,13 @@ def with_and_without_restarts(key):
     return mj.simulate(key, learner, 10), mj.simulate(key, stopping, 10)
 
 
-def test_lengths_are_geometric_and_independent_of_the_path(key):
+def test_last_steps_are_geometric_and_independent_of_the_path(key):
     p, num_steps, episodes = RESTART, 10, 20_000
     whole, part = with_and_without_restarts(jax.random.split(key, episodes))
-    assert np.all(np.asarray(whole.length) >= num_steps)
+    assert np.all(np.asarray(whole.last_step) >= num_steps)
 
-    lengths = np.asarray(part.length)
-    cells = np.minimum(lengths, 20)
+    last_steps = np.asarray(part.last_step)
+    cells = np.minimum(last_steps, 20)
     expected = episodes * np.append(p * (1 - p) ** np.arange(20), (1 - p) ** 20)
     assert stats.chisquare(np.bincount(cells, minlength=21), expected).pvalue > 1e-4
     steps = jax.vmap(increments)(whole)[:, :, 0]
@@ -217,7 +217,7 @@ def test_lengths_are_geometric_and_independent_of_the_path(key):
         assert abs(np.corrcoef(cells, value)[0, 1]) < 4 / np.sqrt(episodes)
 
     # masked past the end, and otherwise the very path of the learner that does not stop
-    seen = np.arange(num_steps + 1) <= lengths[:, None]
+    seen = np.arange(num_steps + 1) <= last_steps[:, None]
     for field in ("x", "gradient", "hessian"):
         got, expected = np.asarray(getattr(part, field)), np.asarray(getattr(whole, field))
         np.testing.assert_array_equal(got[seen], expected[seen])

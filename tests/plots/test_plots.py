@@ -11,6 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from malliavin_jax import Estimate, Loss, plots
+from malliavin_jax.diagnostics import Convergence
 
 
 @pytest.fixture
@@ -108,17 +109,13 @@ def test_loss_recovery_leaves_out_empty_bins(ax):
 
 def test_convergence_draws_the_fitted_power(ax):
     sizes = np.array([100.0, 1000.0, 10000.0])
-    result = {
-        "value": sizes,
-        "error": 3 / np.sqrt(sizes),
-        "stderr": 0.1 / np.sqrt(sizes),
-        "slope": -0.5,
-        "slope_stderr": 0.01,
-    }
+    result = Convergence(
+        value=sizes, error=3 / np.sqrt(sizes), stderr=0.1 / np.sqrt(sizes), slope=-0.5, slope_stderr=0.01
+    )
     plots.convergence({"a": result}, ax=ax)
     points, fit = ax.lines[0], ax.lines[-1]
-    np.testing.assert_allclose(points.get_ydata(), result["error"])
-    np.testing.assert_allclose(fit.get_ydata(), result["error"])
+    np.testing.assert_allclose(points.get_ydata(), result.error)
+    np.testing.assert_allclose(fit.get_ydata(), result.error)
     assert ax.get_legend().get_texts()[0].get_text() == "a: slope -0.50 ± 0.01"
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     check_units(ax)

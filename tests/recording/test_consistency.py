@@ -5,13 +5,16 @@ import json
 import re
 import warnings
 
+import jax
 import numpy as np
 import pytest
 from logs import gradient, quartic_log
 
 import malliavin_jax as mj
+from malliavin_jax.recording import report
 
 EPISODES, STEPS = 4000, 20
+SETTINGS = {"step_size": 0.02, "inverse_temperature": 2.0}
 
 
 @functools.cache
@@ -20,14 +23,14 @@ def log(seed):
 
 
 def recording(seed=0, **changes):
-    return mj.Recording(**{**log(seed), "step_size": 0.02, "inverse_temperature": 2.0, **changes})
+    return mj.Recording(**{**log(seed), **SETTINGS, **changes})
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_true_log_fits(seed):
-    report = mj.consistency(recording(seed))
-    assert report.ok
-    (one,) = report.learners
+    found = mj.consistency(recording(seed))
+    assert found.ok
+    (one,) = found.learners
     assert (one.episodes, one.steps) == (EPISODES, EPISODES * STEPS)
     for value, expected, stderr in (
         (one.step_size_estimate, 0.02, one.step_size_stderr),
@@ -36,25 +39,46 @@ def test_a_true_log_fits(seed):
         (one.skewness, 0, one.skewness_stderr),
         (one.kurtosis, 0, one.kurtosis_stderr),
         (one.autocorrelation, 0, one.autocorrelation_stderr),
-        (report.integration_by_parts, 1, report.integration_by_parts_stderr),
+        (found.integration_by_parts, 1, found.integration_by_parts_stderr),
     ):
         assert abs(value - expected) < 4 * stderr
     assert one.step_size_stderr < 0.001
     assert one.inverse_temperature_stderr < 0.02
-    assert report.weight_mean_z < 4
-    assert "the data fit the learner" in str(report)
-    assert json.loads(json.dumps(report.as_dict()))["ok"]
+    assert found.weight_mean_z < 4
+    assert "the data fit the learner" in str(found)
+    assert json.loads(json.dumps(found.as_dict()))["ok"]
+
+
+def test_samples_that_are_made_already_are_not_weighed_again(monkeypatch):
+    log_ = recording()
+    whole = mj.consistency(log_)
+    samples = log_.samples(steps=[5, 10, 20])  # those that it would weigh itself
+    monkeypatch.setattr(report, "weigh_at", lambda *_: pytest.fail("weighed again"))
+    assert mj.consistency(log_, samples) == whole
+    few = jax.tree.map(lambda leaf: leaf[:50], samples)
+    assert mj.consistency(log_, few).integration_by_parts is None
+    with pytest.raises(ValueError, match="samples must have the dimension of the recording, 1, got 2"):
+        mj.consistency(log_, mj.Recording(**quartic_log(0, 4, 3, d=2), **SETTINGS).samples(steps=3))
+
+
+def test_without_weights_there_is_no_word_about_them():
+    noisy = mj.consistency(recording(hessian=None))  # too noisy for secants
+    assert noisy.ok
+    assert noisy.weight_mean_z is noisy.integration_by_parts is noisy.integration_by_parts_stderr is None
+    exact = quartic_log(0, EPISODES, STEPS)
+    secants = mj.consistency(mj.Recording(exact["x"], exact["gradient"], **SETTINGS))
+    assert abs(secants.integration_by_parts - 1) < 4 * secants.integration_by_parts_stderr
 
 
 def test_the_sums_are_those_of_the_residuals():
     """Against NumPy on the residuals themselves, with episodes of unequal length."""
-    lengths = np.random.default_rng(3).integers(0, STEPS + 1, EPISODES)
-    (one,) = mj.consistency(recording(lengths=lengths)).learners
+    last_steps = np.random.default_rng(3).integers(0, STEPS + 1, EPISODES)
+    (one,) = mj.consistency(recording(last_steps=last_steps)).learners
     x, g = log(0)["x"][..., 0], log(0)["gradient"][..., 0]
-    made = np.arange(STEPS)[None, :] < lengths[:, None]
+    made = np.arange(STEPS)[None, :] < last_steps[:, None]
     residual = np.diff(x, axis=1) + 0.02 * g[:, :-1]
     r = residual[made]
-    assert one.steps == len(r) == lengths.sum()
+    assert one.steps == len(r) == last_steps.sum()
     assert one.variance_ratio == pytest.approx(np.mean(r**2) / 0.02, rel=1e-9)
     assert one.skewness == pytest.approx(np.mean((r - r.mean()) ** 3) / r.var() ** 1.5, abs=1e-9)
     assert one.kurtosis == pytest.approx(np.mean((r - r.mean()) ** 4) / r.var() ** 2 - 3, abs=1e-9)
@@ -80,20 +104,20 @@ def test_several_learners_are_told_apart():
     sizes = np.where(np.arange(EPISODES) % 2 == 0, 0.02, 0.05)
     betas = np.where(np.arange(EPISODES) < EPISODES // 2, 2.0, 1.0)
     data = quartic_log(5, EPISODES, STEPS, step_size=sizes, beta=betas)
-    report = mj.consistency(mj.Recording(**data, step_size=sizes, inverse_temperature=betas))
-    assert report.ok
-    assert [(one.step_size, one.inverse_temperature) for one in report.learners] == [
+    found = mj.consistency(mj.Recording(**data, step_size=sizes, inverse_temperature=betas))
+    assert found.ok
+    assert [(one.step_size, one.inverse_temperature) for one in found.learners] == [
         (0.02, 1.0), (0.02, 2.0), (0.05, 1.0), (0.05, 2.0)
     ]  # fmt: skip
-    assert all(one.episodes == EPISODES // 4 for one in report.learners)
-    for one in report.learners:
+    assert all(one.episodes == EPISODES // 4 for one in found.learners)
+    for one in found.learners:
         assert abs(one.step_size_estimate - one.step_size) < 4 * one.step_size_stderr
         assert abs(one.inverse_temperature_estimate - one.inverse_temperature) < 4 * one.inverse_temperature_stderr
     wrong = np.where(sizes == 0.05, 0.03, sizes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = mj.consistency(mj.Recording(data["x"], data["gradient"], step_size=wrong, inverse_temperature=betas))
-    assert {finding.split(":")[0] for finding in report.findings if "learner" in finding} == {"learner 2", "learner 3"}
+        found = mj.consistency(mj.Recording(data["x"], data["gradient"], step_size=wrong, inverse_temperature=betas))
+    assert {finding.split(":")[0] for finding in found.findings if "learner" in finding} == {"learner 2", "learner 3"}
     with pytest.raises(ValueError, match="recording must hold at most 64 different learners, got 4000"):
         mj.consistency(recording(step_size=np.linspace(0.01, 0.02, EPISODES)))
 
@@ -154,16 +178,16 @@ def test_every_misfit_is_found(misfit):
     changed = spoil(log(1)["x"], log(1)["gradient"], np.random.default_rng(9))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        report = mj.consistency(recording(1, **changed))
-    assert not report.ok
-    assert tuple(str(warning.message) for warning in caught) == report.findings
-    assert any(re.search(message, finding) for finding in report.findings), report.findings
-    assert all(finding in str(report) for finding in report.findings)
+        found = mj.consistency(recording(1, **changed))
+    assert not found.ok
+    assert tuple(str(warning.message) for warning in caught) == found.findings
+    assert any(re.search(message, finding) for finding in found.findings), found.findings
+    assert all(finding in str(found) for finding in found.findings)
 
 
 def test_stopping_by_the_path_is_found():
     crossed = log(0)["x"][..., 0] > 0.8
     first = np.where(crossed.any(1), np.argmax(crossed, 1), STEPS)
     with pytest.warns(RuntimeWarning, match="weights do not integrate by parts.*episodes that end because of where"):
-        report = mj.consistency(recording(lengths=first))
-    assert len(report.findings) == 1  # the residuals themselves are as they should be
+        found = mj.consistency(recording(last_steps=first))
+    assert len(found.findings) == 1  # the residuals themselves are as they should be

@@ -43,16 +43,16 @@ def test_round_trips(tmp_path, where, hessian):
         (
             {},
             {"step_size": 0.02, "inverse_temperature": 3.0},
-            {"step_size": [0.1, 0.2, 0.3, 0.1], "inverse_temperature": 1.0, "lengths": [4, 0, 2, 3]},
+            {"step_size": [0.1, 0.2, 0.3, 0.1], "inverse_temperature": 1.0, "last_steps": [4, 0, 2, 3]},
         )
     ):
         recording = mj.Recording(**given, **options)
         path = tmp_path / str(number) / where
         path.parent.mkdir()
-        mj.io.save(recording, path)
+        mj.io.save(path, recording)
         identical(mj.io.load(path), recording)
         if where == "run.npz":
-            mj.io.save(recording, path, compress=True)
+            mj.io.save(path, recording, compress=True)
             identical(mj.io.load(path), recording)
 
 
@@ -65,7 +65,7 @@ def test_dropped_episodes_are_not_written(tmp_path):
     with pytest.warns(RuntimeWarning, match="dropped 1 of 4 episodes"):
         recording = mj.io.load(tmp_path / "bad.npz", on_bad="drop")
     for name in ("good.npz", "good"):
-        mj.io.save(recording, tmp_path / name)
+        mj.io.save(tmp_path / name, recording)
         good = mj.io.load(tmp_path / name)
         assert good.num_episodes == 3
         identical(good, recording)
@@ -98,20 +98,36 @@ def test_a_long_log_and_what_the_file_lacks(tmp_path):
         assert float(recording.inverse_temperature) == 2.0
     with pytest.raises(ValueError, match=r"step_size is in .*log\.npz already, and is not 0\.2"):
         mj.io.load(tmp_path / "log.npz", step_size=0.2)
-    np.savez(tmp_path / "log.npz", **rows, starts=[0, 4], lengths=[3, 4])
-    with pytest.raises(ValueError, match="lengths do not go with starts"):
+    np.savez(tmp_path / "log.npz", **rows, starts=[0, 4], last_steps=[3, 4])
+    with pytest.raises(ValueError, match="last_steps do not go with starts"):
         mj.io.load(tmp_path / "log.npz")
+
+
+def test_a_file_of_the_first_version_says_what_has_changed(tmp_path):
+    np.savez(tmp_path / "run.npz", **arrays(), lengths=[3, 4, 1, 2])
+    with pytest.raises(ValueError, match=r"run\.npz holds lengths, .* the array is now called last_steps"):
+        mj.io.load(tmp_path / "run.npz")
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    mj.io.save(tmp_path / "run.npz", mj.Recording(**arrays()))
+    before = (tmp_path / "run.npz").read_bytes()
+    monkeypatch.setattr(np, "savez", lambda file, **_: file.write(b"half of it") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mj.io.save(tmp_path / "run.npz", mj.Recording(**arrays(episodes=2)))
+    assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
+    assert (tmp_path / "run.npz").read_bytes() == before
 
 
 def test_a_file_is_replaced_whole_and_a_folder_not_at_all(tmp_path):
     recording = mj.Recording(**arrays())
-    mj.io.save(recording, tmp_path / "run.npz")
+    mj.io.save(tmp_path / "run.npz", recording)
     assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
-    mj.io.save(recording, tmp_path / "run")
+    mj.io.save(tmp_path / "run", recording)
     with pytest.raises(ValueError, match=r"must be a new or an empty folder, it holds gradient\.npy"):
-        mj.io.save(recording, tmp_path / "run")
+        mj.io.save(tmp_path / "run", recording)
     with pytest.raises(ValueError, match=r"compress needs a \.npz file"):
-        mj.io.save(recording, tmp_path / "other", compress=True)
+        mj.io.save(tmp_path / "other", recording, compress=True)
 
 
 # Foreign and hostile files.
@@ -157,7 +173,7 @@ HOSTILE = {
     r"holds unknown arrays hessians; the names are x, gradient": {"hessians.npy": npy(np.zeros(3))},
     r"gradient must have the shape of x": {"gradient.npy": npy(np.zeros((4, 5, 3)))},
     r"x must have shape \(episodes, points, d\)": {"x.npy": npy(np.zeros(7))},
-    r"lengths must be whole numbers of steps": {"lengths.npy": npy(np.zeros(4))},
+    r"last_steps must be whole numbers of steps": {"last_steps.npy": npy(np.zeros(4))},
     r"step_size must hold real numbers, got dtype bool": {"step_size.npy": npy(np.asarray(True))},
     r"step_size must be one number or have shape \(4,\)": {"step_size.npy": npy(np.ones((4, 1)))},
 }  # fmt: skip
@@ -261,7 +277,7 @@ def test_fuzzed_headers(cut, start, noise, truncate):
 @given(
     shape=st.lists(st.integers(0, 5), max_size=4),
     dtype=st.sampled_from(["f2", "f4", "f8", "i1", "u4", "b1", "c8", "U2", "M8[s]", "O", "g"]),
-    name=st.sampled_from(["x", "gradient", "hessian", "step_size", "inverse_temperature", "lengths", "starts"]),
+    name=st.sampled_from(["x", "gradient", "hessian", "step_size", "inverse_temperature", "last_steps", "starts"]),
 )
 def test_wrong_shapes_and_dtypes(shape, dtype, name):
     with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +288,7 @@ def test_wrong_shapes_and_dtypes(shape, dtype, name):
         recording = loads_or_explains(path)
         if recording is not None:
             assert np.dtype(dtype).kind in "fiu"
-            good = {"step_size": ((), (4,)), "inverse_temperature": ((), (4,)), "lengths": ((4,),),
+            good = {"step_size": ((), (4,)), "inverse_temperature": ((), (4,)), "last_steps": ((4,),),
                     "hessian": ((4, 5, 2), (4, 5, 2, 2))}.get(name, ((4, 5, 2),))  # fmt: skip
             assert tuple(shape) in good
 
@@ -280,7 +296,7 @@ def test_wrong_shapes_and_dtypes(shape, dtype, name):
 def test_samples_of_a_file_are_those_of_the_arrays(tmp_path):
     given = arrays(d=1)
     recording = mj.Recording(**given, step_size=0.02, inverse_temperature=2.0)
-    mj.io.save(recording, tmp_path / "run")
+    mj.io.save(tmp_path / "run", recording)
     loaded = mj.io.load(tmp_path / "run").samples(times=[0.04])
     expected = mj.samples_from_paths(**given, step_size=0.02, inverse_temperature=2.0, times=[0.04])
     for name in ("x", "gradient", "hessian", "weight"):

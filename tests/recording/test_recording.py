@@ -15,7 +15,6 @@ import pytest
 from logs import gradient, quartic_log
 
 import malliavin_jax as mj
-from malliavin_jax import kernel
 from malliavin_jax.potentials import Quartic
 from malliavin_jax.samples.hessians import secant_hessians
 
@@ -51,11 +50,24 @@ def test_a_simulated_log_gives_the_samples_of_observe():
         paths.hessian,
         step_size=0.02,
         inverse_temperature=2.0,
-        lengths=np.minimum(paths.length, 8),
+        last_steps=np.minimum(paths.last_step, 8),
     )
     samples = recording.samples(times=times)
     assert 0 < np.asarray(samples.observed)[:, -1].sum() < 40
     same(samples, mj.observe(key, learner, num_episodes=40, times=times))
+
+
+def test_numbers_are_checked_once_at_the_door(monkeypatch):
+    """Samples of a recording are those of the same arrays handed in directly, without looking at them again."""
+    log = quartic_log(0, 30, 6)
+    recording = mj.Recording(**log, step_size=0.02, inverse_temperature=2.0)
+    expected = mj.samples_from_paths(**recording.part(), steps=[3, 6])
+    for module in ("recorded", "samples"):
+        unwanted = f"malliavin_jax.samples.{module}.check_values"
+        monkeypatch.setattr(unwanted, lambda *_: pytest.fail("checked again"))
+    found = recording.samples(steps=[3, 6])
+    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(leaf, other)
 
 
 # Several learners in one data set.
@@ -130,8 +142,8 @@ def test_secants_in_float32():
 def test_secants_are_exact_for_a_cubic_loss():
     """Three points determine a parabola: also at the ends of episodes, and with two rows at one place."""
     x = np.asarray([[0.3, 0.5, 0.1, 0.4, 9.0], [0.2, 0.2, 0.6, -0.3, 0.1], [0.0, 1.0, 9.0, 9.0, 9.0]])[..., None]
-    lengths = np.asarray([3, 4, 1])
-    samples = mj.samples_from_paths(x, 3 * x**2 - x, step_size=0.1, steps=[1, 2, 3, 4], lengths=lengths)
+    last_steps = np.asarray([3, 4, 1])
+    samples = mj.samples_from_paths(x, 3 * x**2 - x, step_size=0.1, steps=[1, 2, 3, 4], last_steps=last_steps)
     found, expected = np.asarray(samples.hessian)[..., 0, 0], 6 * x[:, 1:, 0] - 1
     np.testing.assert_allclose(found[0, :3], expected[0, :3], rtol=1e-12)
     np.testing.assert_allclose(found[1, 1:], expected[1, 1:], rtol=1e-12)
@@ -174,9 +186,10 @@ def stopped(seed):
     log = quartic_log(seed, 40_000, 40, beta=1.0, noise=0.5)
     crossed = log["x"][..., 0] > 0.8
     first = np.where(crossed.any(1), np.argmax(crossed, 1), 40)
-    lengths = {"path": first, "random": np.random.default_rng(seed + 1).permutation(first)}
+    last_steps = {"path": first, "random": np.random.default_rng(seed + 1).permutation(first)}
     return {
-        name: mj.Recording(**log, step_size=0.02, inverse_temperature=1.0, lengths=n) for name, n in lengths.items()
+        name: mj.Recording(**log, step_size=0.02, inverse_temperature=1.0, last_steps=n)
+        for name, n in last_steps.items()
     }
 
 
@@ -201,7 +214,8 @@ def test_stopping_by_the_path_biases_long_localizers_and_not_the_short_one(seed)
 
 
 def test_the_short_localizer_is_as_long_as_a_kernel(monkeypatch):
-    monkeypatch.setattr(kernel, "cross_validated_bandwidth", lambda samples, degree: 0.3 if degree == 0 else None)
+    home = sys.modules[mj.short_localizer.__module__]
+    monkeypatch.setattr(home, "cross_validated_bandwidth", lambda samples, degree: 0.3 if degree == 0 else None)
     for d, expected in ((1, mj.Laplace(0.3)), (2, mj.Gaussian(0.3, 0.075)), (3, mj.Gaussian(0.3, 0.075))):
         x = jnp.zeros((2, 1, d))
         samples = mj.Samples(x, x, jnp.zeros((2, 1, d, d)), x, jnp.ones((2, 1), bool))
@@ -213,18 +227,18 @@ def test_the_short_localizer_is_as_long_as_a_kernel(monkeypatch):
 
 def test_a_long_log_is_cut_at_its_restarts():
     log = quartic_log(5, 5, 6, d=2, coupling=0.5)
-    lengths = np.asarray([6, 3, 1, 0, 5])
-    rows = np.concatenate([np.stack([np.full(n + 1, e), np.arange(n + 1)]) for e, n in enumerate(lengths)], 1)
+    last_steps = np.asarray([6, 3, 1, 0, 5])
+    rows = np.concatenate([np.stack([np.full(n + 1, e), np.arange(n + 1)]) for e, n in enumerate(last_steps)], 1)
     long = {name: array[rows[0], rows[1]] for name, array in log.items()}
     starts = np.flatnonzero(rows[1] == 0)
     settings = {"step_size": 0.02, "inverse_temperature": 2.0}
-    expected = mj.Recording(**log, **settings, lengths=lengths).samples(steps=[1, 3, 6])
+    expected = mj.Recording(**log, **settings, last_steps=last_steps).samples(steps=[1, 3, 6])
     for given in (starts, rows[1] == 0, starts.tolist()):
         recording = mj.split_log(**long, starts=given, **settings)
-        np.testing.assert_array_equal(recording.lengths, lengths)
+        np.testing.assert_array_equal(recording.last_steps, last_steps)
         same(recording.samples(steps=[1, 3, 6]), expected)
     short = mj.split_log(**long, starts=starts, **settings, max_steps=3)
-    np.testing.assert_array_equal(short.lengths, np.minimum(lengths, 3))
+    np.testing.assert_array_equal(short.last_steps, np.minimum(last_steps, 3))
     assert short.num_steps == 3
 
 
@@ -234,7 +248,7 @@ def test_a_long_log_is_cut_at_its_restarts():
 def test_chunks_are_one_pass():
     sizes = np.where(np.arange(20) % 2 == 0, 0.04, 0.02)
     log = quartic_log(1, 20, 8, step_size=sizes, noise=0.3)
-    recording = mj.Recording(**log, step_size=sizes, inverse_temperature=2.0, lengths=np.arange(20) % 9)
+    recording = mj.Recording(**log, step_size=sizes, inverse_temperature=2.0, last_steps=np.arange(20) % 9)
     whole = recording.samples(steps=[2, 5])
     chunks = recording.chunks(13, steps=[2, 5])
     assert len(chunks) == len(list(chunks)) == 2
@@ -262,7 +276,7 @@ def test_a_tuned_scheme_is_tuned_once():
 def test_memory_is_that_of_a_chunk(tmp_path):
     """10⁵ episodes in a folder; benchmarks/chunks.py does it with 10⁷, and measures the memory of the process."""
     log = quartic_log(6, 100_000, 4, dtype=np.float32)
-    mj.io.save(mj.Recording(**log, step_size=0.02, inverse_temperature=2.0), tmp_path)
+    mj.io.save(tmp_path, mj.Recording(**log, step_size=0.02, inverse_temperature=2.0))
     total = sum(file.stat().st_size for file in tmp_path.iterdir())
     chunks = mj.io.load(tmp_path).chunks(5000, steps=4)
     accumulator = mj.Accumulator(jnp.linspace(-1, 1, 3, dtype=jnp.float32)[:, None], mj.Laplace(0.3))
@@ -306,8 +320,8 @@ FAULTS = {
     r"episode 1, step 6: gradient must be finite": spoilt("gradient", (1, 6), np.inf),
     r"episode 0, step 4: hessian must be finite": spoilt("hessian", (0, 4, 1, 1), np.nan),
     r"episode 2, step 1: hessian must be symmetric, got \[\[": spoilt("hessian", (2, 1, 0, 1), 0.6),
-    r"episode 4: lengths must be between 0 and 6 steps, got 7": {"lengths": [6, 6, 0, 1, 7]},
-    r"episode 2: lengths must be between 0 and 6 steps, got -1": {"lengths": [6, 6, -1, 1, 7]},
+    r"episode 4: last_steps must be between 0 and 6 steps, got 7": {"last_steps": [6, 6, 0, 1, 7]},
+    r"episode 2: last_steps must be between 0 and 6 steps, got -1": {"last_steps": [6, 6, -1, 1, 7]},
     r"episode 1: step_size must be positive and finite, got 0\.0": {"step_size": [0.02, 0.0, 0.02, 0.02, -1]},
     r"episode 4: inverse_temperature must be positive and finite, got inf": {
         "inverse_temperature": [1, 1, 1, 1, np.inf]
@@ -326,8 +340,8 @@ MISTAKES = {
     r"gradient must be an array of numbers, got list": lambda: recorded(gradient=[[1.0], [1.0, 2.0]]),
     r"step_size must be positive and finite, got -0\.1": lambda: recorded(step_size=-0.1),
     r"step_size must be one number or have shape \(5,\), got shape \(2,\)": lambda: recorded(step_size=[0.1, 0.2]),
-    r"lengths must have shape \(5,\), got \(1,\)": lambda: recorded(lengths=[3]),
-    r"lengths must be whole numbers of steps, got dtype float64": lambda: recorded(lengths=np.ones(5)),
+    r"last_steps must have shape \(5,\), got \(1,\)": lambda: recorded(last_steps=[3]),
+    r"last_steps must be whole numbers of steps, got dtype float64": lambda: recorded(last_steps=np.ones(5)),
     r"on_bad must be 'refuse' or 'drop', got 'ignore'": lambda: recorded(on_bad="ignore"),
     r"every one of the 5 episodes is bad; episode 0, step 0: x": lambda: recorded(
         x=np.full((5, 7, 2), np.nan), on_bad="drop"
@@ -362,15 +376,18 @@ def test_the_first_fault_is_named_or_its_episode_dropped(message):
     assert len(rows) == recording.num_episodes
     for name in ("gradient", "hessian"):
         np.testing.assert_array_equal(kept[name], whole[name][rows])
-    for name in ("lengths", "step_size", "inverse_temperature"):
+    for name in ("last_steps", "step_size", "inverse_temperature"):
         if np.ndim(FAULTS[message].get(name, 0)) == 1:
             np.testing.assert_array_equal(kept[name], np.asarray(FAULTS[message][name])[rows])
 
 
 def test_what_is_past_the_end_is_not_looked_at():
-    lengths = [6, 2, 6, 6, 6]
+    last_steps = [6, 2, 6, 6, 6]
     broken = spoilt("x", (1, slice(3, None)), np.nan)
-    same(recorded(**broken, lengths=lengths).samples(steps=[1, 6]), recorded(lengths=lengths).samples(steps=[1, 6]))
+    same(
+        recorded(**broken, last_steps=last_steps).samples(steps=[1, 6]),
+        recorded(last_steps=last_steps).samples(steps=[1, 6]),
+    )
 
 
 @pytest.mark.parametrize("message", MISTAKES)

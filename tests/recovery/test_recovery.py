@@ -12,7 +12,7 @@ from malliavin_jax.estimate.ratio import Estimate
 from malliavin_jax.fields.fresh import TrueField
 from malliavin_jax.potentials import AbstractPotential
 from malliavin_jax.recovery.density import loss_from_samples
-from malliavin_jax.recovery.integration import loss_from_field
+from malliavin_jax.recovery.integration import loss_from_estimates, loss_from_field
 
 
 class Local(AbstractPotential):
@@ -431,10 +431,38 @@ def test_batches_do_not_matter_and_jit_works():
     grid = jnp.linspace(-1.5, 1.5, 71)
     whole = loss_from_field(TrueField(DoubleWell()), grid)
     for other in (
-        loss_from_field(TrueField(DoubleWell()), grid, batch_size=9),
+        loss_from_field(TrueField(DoubleWell()), grid, chunk_size=9),
         eqx.filter_jit(loss_from_field)(TrueField(DoubleWell()), grid),
     ):
         np.testing.assert_allclose(other.value, whole.value, atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_estimates_on_a_grid_are_integrated_as_the_field_is(d):
+    potential = (DoubleWell(), Valley(), Coupled())[d - 1]
+    field = Altered(potential, trust=lambda a: a[0] > -0.4)
+    axes = tuple(jnp.linspace(-0.5, 0.7 + i, 4 + i) for i in range(d))
+    points = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1).reshape(-1, d)
+    estimates = jax.vmap(field)(points)
+    loss = loss_from_field(field, axes)
+    for grid in (axes, axes[0]) if d == 1 else (axes, list(axes)):
+        found = loss_from_estimates(estimates, grid)
+        assert found.value.shape == tuple(len(axis) for axis in axes)
+        assert np.isnan(found.value[0]).all()
+        for leaf, expected in zip(jax.tree.leaves(found), jax.tree.leaves(loss), strict=True):
+            np.testing.assert_allclose(leaf, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_estimates_of_another_grid_are_refused():
+    points = jnp.arange(12.0)[:, None]
+    estimates = jax.vmap(TrueField(DoubleWell()))(points)
+    with pytest.raises(ValueError, match=r"value must have shape \(6, 1\), .* a grid of 6 points.*got \(12, 1\)"):
+        loss_from_estimates(estimates, jnp.arange(6.0))
+    with pytest.raises(ValueError, match=r"value must have shape \(12, 2\), .* grid of 3 × 4 points.*got \(12, 1\)"):
+        loss_from_estimates(estimates, (jnp.arange(3.0), jnp.arange(4.0)))
+    spoilt = eqx.tree_at(lambda e: e.trusted, estimates, estimates.trusted[:5])
+    with pytest.raises(ValueError, match=r"estimates\.trusted must have shape \(12,\), .* got \(5,\)"):
+        loss_from_estimates(spoilt, points[:, 0])
 
 
 @pytest.mark.parametrize("d", [1, 2])

@@ -80,7 +80,7 @@ def stored(d, dtype, scheme, episodes=50):
         return paths, jax.vmap(lambda path: mj.weigh(path, scheme))(paths)
 
     paths, weights = paths_and_weights(*floats_to_arrays((learner_of(d, dtype), scheme), dtype))
-    observed = jnp.asarray(np.arange(LAST + 1) <= np.asarray(paths.length)[:, None])
+    observed = jnp.asarray(np.arange(LAST + 1) <= np.asarray(paths.last_step)[:, None])
     assert 0 < observed[:, -1].sum() < episodes
     weights = jnp.where(observed[:, :, None], weights, jnp.nan)
     return mj.Samples(paths.x, paths.gradient, paths.hessian, weights, observed)
@@ -190,7 +190,7 @@ def test_default_scheme():
         if d == 6:
             keys = jax.random.split(key, num_episodes)
             pilot = jax.jit(jax.vmap(lambda key, learner=learner: mj.simulate(key, learner, 4)))(keys)
-            scheme = mj.Windowed(mj.best_rate(pilot, jnp.asarray([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])))
+            scheme = mj.Windowed(mj.weights.best_rate(pilot, jnp.asarray([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])))
         options = {"num_episodes": num_episodes, "times": 0.08}
         chosen = mj.observe(key, learner, **options)
         assert chosen.weight.shape == (num_episodes, 1, d)
@@ -319,17 +319,17 @@ def test_samples_from_paths():
         assert ulps(samples, mj.Samples(x, g, H, weights, jnp.ones((6, 2), bool))) < 8
 
 
-def test_recorded_lengths():
+def test_recorded_last_steps():
     """What lies past the end of an episode is neither read nor invented."""
-    lengths = np.asarray([8, 2, 3, 7, 8, 0])
-    junk = np.arange(9)[None, :] > lengths[:, None]
+    last_steps = np.asarray([8, 2, 3, 7, 8, 0])
+    junk = np.arange(9)[None, :] > last_steps[:, None]
     spoilt = {
         name: jnp.where(junk.reshape(6, 9, *(1,) * (leaf.ndim - 2)), jnp.nan, leaf)
         for name in ("x", "gradient", "hessian")
         for leaf in [getattr(recorded(), name)]
     }
-    samples, whole = weigh_recorded(lengths=lengths, **spoilt), weigh_recorded()
-    observed = np.asarray([3, 8]) <= lengths[:, None]
+    samples, whole = weigh_recorded(last_steps=last_steps, **spoilt), weigh_recorded()
+    observed = np.asarray([3, 8]) <= last_steps[:, None]
     np.testing.assert_array_equal(samples.observed, observed)
     for field in ("x", "gradient", "hessian", "weight"):
         got = np.asarray(getattr(samples, field))
@@ -394,9 +394,9 @@ BAD = {
     r"times must lie inside the recorded paths, which end at 0\.16, got 0\.18": lambda: weigh_recorded(
         times=[0.02, 0.18]
     ),
-    r"lengths must have shape \(6\), got \(2,\)": lambda: weigh_recorded(lengths=[1, 2]),
-    r"lengths must be between 0 and 8 steps, got 0 to 9": lambda: weigh_recorded(lengths=[8, 9, 0, 1, 1, 1]),
-    r"lengths must be whole numbers of steps, got dtype float": lambda: weigh_recorded(lengths=np.ones(6)),
+    r"last_steps must have shape \(6\), got \(2,\)": lambda: weigh_recorded(last_steps=[1, 2]),
+    r"last_steps must be between 0 and 8 steps, got 0 to 9": lambda: weigh_recorded(last_steps=[8, 9, 0, 1, 1, 1]),
+    r"last_steps must be whole numbers of steps, got dtype float": lambda: weigh_recorded(last_steps=np.ones(6)),
     r"x must be finite where observed; first bad value at episode 4, step 2 \(1 in all\)": lambda: weigh_recorded(
         **spoiled("x", 4, 2)
     ),

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import malliavin_jax as mj
-from malliavin_jax.samples.default_scheme import episode_keys
-from malliavin_jax.streaming.accumulator import _add, two_sum
+from malliavin_jax.learner.random import episode_keys
+from malliavin_jax.streaming.accumulator import add_samples, two_sum
 
 
 def normal(key, dim=1, dtype=jnp.float64):
@@ -114,8 +114,8 @@ def test_the_episodes_of_observe_in_any_chunks(chunk_size, capsys):
     )
     stored = empty.add(line())
     assert_close(streamed.estimate(), stored.estimate())
-    np.testing.assert_array_equal(streamed.low, stored.low)  # of the very same points
-    np.testing.assert_array_equal(streamed.high, stored.high)
+    np.testing.assert_array_equal(streamed.contents.low, stored.contents.low)  # of the very same points
+    np.testing.assert_array_equal(streamed.contents.high, stored.contents.high)
     assert streamed.num_episodes == 600
     assert streamed.num_points == stored.num_points
     assert ("600/600" in capsys.readouterr().err) == (chunk_size == 256)
@@ -149,7 +149,7 @@ def test_counts_beyond_float32():
     samples = jax.tree.map(lambda leaf: leaf.astype(bool if leaf.dtype == bool else jnp.float32), rows(line(), 0, 3))
     accumulator = mj.Accumulator(jnp.zeros((1, 1), jnp.float32), mj.Laplace(0.3))
     for _ in range(5):
-        accumulator = _add(accumulator, samples, jnp.asarray(2**30 + 1, jnp.int32))
+        accumulator = add_samples(accumulator, samples, jnp.asarray(2**30 + 1, jnp.int32))
     assert accumulator.num_episodes == 5 * (2**30 + 1)
     assert accumulator.merge(accumulator).num_episodes == 10 * (2**30 + 1)
 

@@ -27,13 +27,13 @@ SCHEMES = {
     "canonical": mj.Canonical(third),
     "windowed": mj.Windowed(3.0, third),
     "reciprocal": mj.Reciprocal(third),
-    "fixed": mj.FixedWindow(jnp.asarray([0.1, 0.0, -0.2, 0.4, 0.3, 0.4]), third),
+    "fixed": mj.weights.FixedWindow(jnp.asarray([0.1, 0.0, -0.2, 0.4, 0.3, 0.4]), third),
 }
 
 
 def window_of(scheme):
     """The numbers a_k, which sum to one, of a window scheme."""
-    if isinstance(scheme, mj.FixedWindow):
+    if isinstance(scheme, mj.weights.FixedWindow):
         return scheme.window / scheme.window.sum()
     rate = scheme.rate if isinstance(scheme, mj.Windowed) else 0.0
     a = np.exp(-2 * rate * STEP_SIZE * np.arange(STEPS)[::-1])
@@ -439,13 +439,13 @@ def second_moments(paths, schemes):
 
 def test_minimum_variance_window():
     """No `Windowed` rate does better on the pilot; the promised second moment is the one it reaches."""
-    best = mj.minimum_variance_window(pilot())
+    best = mj.weights.minimum_variance_window(pilot())
     assert best.weights.sum() == pytest.approx(1, abs=1e-12)
     # the optimum: no direction that keeps the sum improves it either
     nudges = np.random.default_rng(0).normal(size=(3, 20)) / 100
-    nudged = [mj.FixedWindow(best.weights + (nudge - nudge.mean())) for nudge in nudges]
+    nudged = [mj.weights.FixedWindow(best.weights + (nudge - nudge.mean())) for nudge in nudges]
     rates = [mj.Windowed(jnp.asarray(rate)) for rate in RATES]
-    reached, *others = second_moments(pilot(), [mj.FixedWindow(best.weights), *nudged, *rates])[:, -1]
+    reached, *others = second_moments(pilot(), [mj.weights.FixedWindow(best.weights), *nudged, *rates])[:, -1]
     assert float(reached) == pytest.approx(float(best.second_moment), rel=1e-9)
     assert reached < min(others)
 
@@ -455,16 +455,16 @@ def test_best_rate_is_the_least_on_the_pilot():
     moments = second_moments(pilot(), [mj.Windowed(jnp.asarray(rate)) for rate in RATES])[:, 10:].mean(1)
     best = int(jnp.argmin(moments))
     assert 0 < best < len(RATES) - 1  # else it would be no choice
-    assert float(mj.best_rate(pilot(), jnp.asarray(RATES))) == RATES[best]
+    assert float(mj.weights.best_rate(pilot(), jnp.asarray(RATES))) == RATES[best]
 
 
 def test_window_that_begins_late():
     """It has no weight before it begins, which is no error; from there on it is the shorter window."""
     path = jax.tree.map(lambda leaf: leaf[0], pilot())
-    late = mj.weigh(path, mj.FixedWindow(jnp.asarray([0.0] * 5 + [1.0] * 15)))
+    late = mj.weigh(path, mj.weights.FixedWindow(jnp.asarray([0.0] * 5 + [1.0] * 15)))
     assert np.all(late[:6] == 0)
     x, g, H = (leaf[5:] for leaf in (path.x, path.gradient, path.hessian))
-    short = mj.Path(x, g, H, path.step_size, path.inverse_temperature, path.length)
+    short = mj.Path(x, g, H, path.step_size, path.inverse_temperature, path.last_step)
     np.testing.assert_allclose(late[6:], mj.weigh(short, mj.Reciprocal())[1:], rtol=1e-12)
 
 
@@ -529,7 +529,7 @@ def test_windows_say_that_the_chain_is_too_coarse(scheme):
 def test_pilot_that_is_too_coarse():
     simulate = jax.vmap(lambda key: mj.simulate(key, coarse_learner(1), 4))
     with pytest.raises(ValueError, match="paths are too coarse"):
-        mj.minimum_variance_window(jax.jit(simulate)(jax.random.split(jax.random.key(0), 50)))
+        mj.weights.minimum_variance_window(jax.jit(simulate)(jax.random.split(jax.random.key(0), 50)))
 
 
 @pytest.mark.usefixtures("no_type_checks")

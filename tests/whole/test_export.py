@@ -11,7 +11,7 @@ import pytest
 from jax import export
 
 import malliavin_jax as mj
-from malliavin_jax.streaming.streams import _observe_and_add
+from malliavin_jax.streaming.streams import observe_and_add
 from malliavin_jax.wiener.sensitivities import _greeks
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -59,7 +59,7 @@ def potentials(x):
 
 
 def polynomial(s):
-    fit = mj.Polynomial.fit(s.x[:, 0], s.gradient[:, 0], s.hessian[:, 0], degree=4)
+    fit = mj.potentials.Polynomial.fit(s.x[:, 0], s.gradient[:, 0], s.hessian[:, 0], degree=4)
     return fit.gradient(jnp.zeros(2, jnp.float32))
 
 
@@ -67,7 +67,7 @@ def paths(key):
     path = mj.simulate(key, learner(1), 6)
     two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), path)
     recorded = mj.samples_from_paths(two.x, two.gradient, two.hessian, step_size=0.05, times=[0.1])
-    return recorded, mj.weigh(path, mj.Reciprocal()), mj.weigh(path, mj.FixedWindow(jnp.ones(6, jnp.float32)))
+    return recorded, mj.weigh(path, mj.Reciprocal()), mj.weigh(path, mj.weights.FixedWindow(jnp.ones(6, jnp.float32)))
 
 
 def conditional(s, alpha):
@@ -84,12 +84,12 @@ def matrix_free(key):
     loss = mj.potentials.MatrixFree(dense.value, dense.gradient, lambda x, v: v)
     one = eqx.tree_at(lambda l: l.potential, learner(6), loss, is_leaf=lambda leaf: leaf is None)
     scheme = mj.Windowed(1.0, neumann=2)
-    return mj.observe_weights(key, one, num_episodes=4, times=[0.1], scheme=scheme)
+    return mj.observe(key, one, num_episodes=4, times=[0.1], scheme=scheme)
 
 
 def pilots(key):
     many = jax.vmap(lambda k: mj.simulate(k, learner(1), 6))(jax.random.split(key, 8))
-    return mj.best_rate(many, jnp.asarray([1.0, 2.0], jnp.float32)), mj.minimum_variance_window(many)
+    return mj.weights.best_rate(many, jnp.asarray([1.0, 2.0], jnp.float32)), mj.weights.minimum_variance_window(many)
 
 
 def single_kernel(key, s, initial):
@@ -108,7 +108,8 @@ def diagnostics(positions):
 
 def simulated_stream(key, accumulator):
     first, count = jnp.asarray(0, jnp.uint32), jnp.asarray(7, jnp.int32)
-    return _observe_and_add(key, learner(1), mj.Canonical(), accumulator, first, count, 8, (2,))
+    sizes = dict(first=first, count=count, chunk_size=8, stops=(2,))
+    return observe_and_add(accumulator, key=key, learner=learner(1), scheme=mj.Canonical(), **sizes)
 
 
 def functionals(key):
@@ -132,7 +133,7 @@ CASES = {
     "observe, Canonical": observe(mj.Canonical(), restart_probability=0.1, gradient_noise=0.5),
     "observe, Canonical, d = 2": observe(mj.Canonical(), dim=2),
     "observe, Windowed, d = 6": observe(mj.Windowed(1.0), dim=6),
-    "observe_weights, MatrixFree": lambda: (matrix_free, (KEY,)),
+    "observe, MatrixFree": lambda: (matrix_free, (KEY,)),
     "conditional_expectation, density, score": lambda: (conditional, (samples(2), ALPHAS[2][0])),
     "MalliavinField, sorted": with_field(lambda: mj.MalliavinField(samples(1), mj.Laplace(0.3), None)),
     "MalliavinField, dense": with_field(lambda: mj.MalliavinField(samples(2), mj.Gaussian(0.5, 0.1), None), 2),
@@ -153,6 +154,10 @@ CASES = {
         lambda x: mj.loss_from_samples(x, inverse_temperature=1.0, bins=8, range=(-1.0, 1.0)),
         (POSITIONS,),
     ),
+    "loss_from_estimates": lambda: (
+        lambda grid: mj.loss_from_estimates(jax.vmap(mj.TrueField(mj.potentials.Quartic()))(grid[:, None]), grid),
+        (jnp.linspace(-1, 1, 9, dtype=jnp.float32),),
+    ),
     "loss_from_field": lambda: (
         lambda grid: mj.loss_from_field(mj.TrueField(mj.potentials.Quartic()), grid),
         (jnp.linspace(-1, 1, 9, dtype=jnp.float32),),
@@ -172,8 +177,8 @@ def test_lowers_for_every_platform(name):
 
 # What is no program of the device: results, protocols, what runs on the host, and an optax rule that holds its key.
 HOST = {
-    "Chain", "Consistency", "Estimate", "LearnerReport", "Loss", "Path", "Point", "Samples", "Transition", "Weighed",
-    "Window", "AbstractLocalizer", "AbstractRadial", "Scheme", "Potential", "Recording", "accumulate", "consistency",
+    "Chain", "Estimate", "Loss", "Path", "Samples",
+    "Potential", "Recording", "accumulate", "consistency",
     "langevin", "split_log",
 }  # fmt: skip
 SIMPLE = {"Heaviside", "Centered"}  # Laplace without its exponential

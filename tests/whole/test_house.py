@@ -282,7 +282,7 @@ def test_innocent_names_pass(source):
         ("kernel", "from ..fields.malliavin import MalliavinField"),
         ("recovery", "from ..diagnostics import ess"),
         ("plots", "from ..io import load"),
-        ("diagnostics", "from .cli import main"),
+        ("diagnostics", "from ..cli import main"),
         ("learner", "from malliavin_jax import Samples"),
         ("learner", "from .. import Samples"),
         ("learner", "import malliavin_jax as mj"),

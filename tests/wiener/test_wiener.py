@@ -375,7 +375,7 @@ def test_black_scholes():
             call = forward * stats.norm.cdf(d1) - strikes * stats.norm.cdf(d1 - spread)
             check(wiener.conditional_expectation(sample, x), call)
     # where a payoff is always 0 the narrowest kernel has no variance at all, and must not be chosen for that
-    far = wiener.Weighed(sample.g, sample.ell[:, 2:], sample.weight, sample.slope[:, 2:])
+    far = wiener.WeighedPaths(sample.g, sample.ell[:, 2:], sample.weight, sample.slope[:, 2:])
     assert float(wiener.best_localizer(far).length) > 0.2 * float(jnp.std(sample.g))
 
 

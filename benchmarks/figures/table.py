@@ -1,7 +1,7 @@
 """How does the library compare, in a few lines?
 
-Run `python benchmarks/table.py` to print the README's table from results/accuracy.json (which `accuracy.py` makes), and
-`python benchmarks/table.py --write` to put it there.
+Run `python benchmarks/figures/table.py` to print the README's table from results/accuracy.json (which `accuracy.py`
+makes), and `python benchmarks/figures/table.py --write` to put it there.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EPISODES, NOISE = 10_000, 2.0
 COLUMNS = {
     "this library": "malliavin_jax",

@@ -1,14 +1,25 @@
-"""The page of benchmarks: whatever is in the directory of results, there is a page."""
+"""The benchmarks: each asks one question, and whatever is in the directory of results, there is a page."""
 
+import ast
 import importlib.util
 import json
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report.py"
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = [path for path in sorted(BENCHMARKS.glob("*.py")) if path.stem != "common"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_asks_one_question_and_says_how_to_run_it(script):
+    about = ast.get_docstring(ast.parse(script.read_text())).splitlines()
+    assert about[0].endswith("?")
+    assert f"Run `python benchmarks/{script.name}`" in about[2]
 
 
 def test_the_page(tmp_path):
-    spec = importlib.util.spec_from_file_location("report", SCRIPT)
+    spec = importlib.util.spec_from_file_location("report", BENCHMARKS / "figures" / "report.py")
     assert spec is not None
     assert spec.loader is not None
     report = importlib.util.module_from_spec(spec)

@@ -1,8 +1,8 @@
 """What do all benchmarks say, on one page?
 
-Run `python benchmarks/report.py` to render results/report.html, one self-contained page with tables and plots, from
-the JSON files in results/. `--run` runs every benchmark first (hours; with `--fast` they only show that they work, and
-write nothing). A benchmark that has not been run is named as such; a file that is not known gets a plain table.
+Run `python benchmarks/figures/report.py` to render results/report.html, one self-contained page with tables and plots,
+from the JSON files in results/. `--run` runs every benchmark first (hours; with `--fast` they only show that they work,
+and write nothing). A benchmark that has not been run is named as such; a file that is not known gets a plain table.
 """
 
 import argparse
@@ -19,9 +19,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
-NOT_BENCHMARKS = {"report", "table", "picture", "_timing"}
+BENCHMARKS = Path(__file__).parents[1]
+RESULTS = BENCHMARKS / "results"
 STYLE = """body{font:15px/1.5 sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:.6em 0 1.4em}td,th{padding:.15em .8em;border-bottom:1px solid #ddd}
 td{text-align:right;font-variant-numeric:tabular-nums}td:first-child,th{text-align:left}
@@ -149,7 +148,7 @@ RENDER = {
 def section(path):
     """One file of results; where the special rendering does not fit it, the plain one."""
     name = path.stem.split("-")[0]
-    heading, about = f"<h2>{html.escape(path.stem)}</h2>", question(HERE / f"{name}.py")
+    heading, about = f"<h2>{html.escape(path.stem)}</h2>", question(BENCHMARKS / f"{name}.py")
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -185,7 +184,7 @@ def page(directory):
 
 
 def benchmarks():
-    return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+    return sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "common")
 
 
 def main():
@@ -197,7 +196,7 @@ def main():
     failed = []
     for name in benchmarks() if arguments.run else []:
         print(f"--- {name}", flush=True)
-        command = [sys.executable, str(HERE / f"{name}.py"), *(["--fast"] if arguments.fast else [])]
+        command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *(["--fast"] if arguments.fast else [])]
         if subprocess.run(command).returncode:
             failed.append(name)
     target = arguments.results / "report.html"

@@ -204,13 +204,13 @@ def test_convergence_experiment_fits_the_slope(key):
         seen.append(int(jax.random.bits(key)))
         return abs(float(jnp.mean(jax.random.normal(key, (number,)))))
 
-    result = convergence_experiment(error, [16, 64, 256, 1024], key, repeats=64)
+    result = convergence_experiment(key, error, [16, 64, 256, 1024], repeats=64)
     assert len(set(seen)) == 256  # a key of its own for each run
-    assert abs(result["slope"] + 0.5) < 4 * result["slope_stderr"]
-    assert result["slope_stderr"] < 0.05
-    exact = 1 / np.sqrt(result["value"])
-    assert (np.abs(result["error"] - exact) < 4 * result["stderr"]).all()
-    np.testing.assert_allclose(result["stderr"] / result["error"], np.sqrt(2 / 64) / 2, rtol=0.6)
+    assert abs(result.slope + 0.5) < 4 * result.slope_stderr
+    assert result.slope_stderr < 0.05
+    exact = 1 / np.sqrt(result.value)
+    assert (np.abs(result.error - exact) < 4 * result.stderr).all()
+    np.testing.assert_allclose(result.stderr / result.error, np.sqrt(2 / 64) / 2, rtol=0.6)
 
 
 # --- ArviZ -----------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_missing_arviz_is_named(monkeypatch):
             "of dimension 1, 2 or 3",
         ),
         (
-            lambda: convergence_experiment(lambda k, v: 1.0, [1], jax.random.key(0)),
+            lambda: convergence_experiment(jax.random.key(0), lambda k, v: 1.0, [1]),
             "values must hold at least 2",
         ),
     ],

@@ -1,8 +1,8 @@
 """What does this library do, in one picture?
 
-Run `python benchmarks/picture.py` (a minute on two cores; `--fast` for a glance). It observes a learner with noisy
-gradients on a tilted double well, and draws what was observed, the gradient estimated from it beside a kernel's, and
-the loss recovered, each against the truth that the estimators did not see. It writes docs/pages/picture.png, which
+Run `python benchmarks/figures/picture.py` (a minute on two cores; `--fast` for a glance). It observes a learner with
+noisy gradients on a tilted double well, and draws what was observed, the gradient estimated from it beside a kernel's,
+and the loss recovered, each against the truth that the estimators did not see. It writes docs/pages/picture.png, which
 stands in the README.
 """
 
@@ -17,13 +17,13 @@ import numpy as np
 import malliavin_jax as mj
 from malliavin_jax import plots
 
-PICTURE = Path(__file__).parent.parent / "docs" / "pages" / "picture.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "pages" / "picture.png"
 
 
 def draw(num_episodes: int):
     """The figure, and the root mean square errors of the two gradients on [−1.2, 1.2]."""
     loss = mj.potentials.DoubleWell(tilt=0.3)
-    learner = mj.ForwardLearner(loss, lambda key: jax.random.normal(key, (1,)), step_size=0.01, gradient_noise=2.0)
+    learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=2.0)
     samples = mj.observe(jax.random.key(0), learner, num_episodes=num_episodes, times=[0.4, 0.8])
     fields = {"malliavin_jax": mj.MalliavinField(samples), "kernel": mj.kernel.NadarayaWatson(samples)}
     alphas = jnp.linspace(-1.3, 1.3, 105)[:, None]
@@ -52,7 +52,7 @@ def main():
         print(f"{name}: RMSE of the gradient on [-1.2, 1.2] {value:.3f}")
     if not fast:
         figure.savefig(PICTURE, dpi=100)
-        print(f"wrote {PICTURE.relative_to(PICTURE.parent.parent.parent)}")
+        print(f"wrote {PICTURE.relative_to(PICTURE.parents[2])}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,7 @@
+"""`python -m malliavin_jax.cli`."""
+
+import sys
+
+from .entry import main
+
+sys.exit(main())
