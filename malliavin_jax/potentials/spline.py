@@ -1,18 +1,22 @@
 """Spline potentials: tensor products of uniform B-splines of degree 5, in one, two and three dimensions."""
 
-import math
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
-from .._base.checks import check_shape, float_array, is_concrete
+from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
 from .._base.types import Matrix, Scalar, Vector
+from ..fitting.bsplines import DEGREE, SUPPORT, basis
+from ..fitting.spline_fit import solve
+from ..fitting.spline_sums import add_points, no_sums
 from .base import AbstractPotential
-from .bspline import DEGREE, SUPPORT, basis
+
+_MESHES = {1: (12, 24, 48, 96), 2: (8, 12, 18, 28), 3: (4, 6, 8)}
+_ROWS_PER_COEFFICIENT = 4
+_GAIN = 2.0  # of −2 log likelihood that a finer mesh must bring
 
 
 class Spline(AbstractPotential):
@@ -58,6 +62,38 @@ class Spline(AbstractPotential):
         if is_concrete(self.low, self.high) and not np.all(np.asarray(self.low) < np.asarray(self.high)):
             raise ValueError(f"low must be below high on each axis, got {self.low} and {self.high}")
 
+    @staticmethod
+    def fit(
+        x: Float[ArrayLike, "n d"],
+        gradient: Float[ArrayLike, "n d"],
+        hessian: Float[ArrayLike, "n d d"] | None = None,
+        *,
+        weights: Float[ArrayLike, " n"] | Bool[ArrayLike, " n"] | None = None,
+        intervals: int | Sequence[int] | None = None,
+    ) -> "Spline":
+        """The smooth spline whose gradients and Hessians are nearest to the observed ones.
+
+        Penalised least squares on the box of the points; how smooth the spline is, and how much a Hessian counts
+        against a gradient, are chosen by restricted likelihood (see `fitting/spline_fit.py`). The points are passed
+        over once for each mesh, in chunks; nothing is random.
+
+        Args:
+            x: positions, (n, d), d at most 3.
+            gradient: observed gradients, noisy or not, of the same shape.
+            hessian: observed Hessians, (n, d, d), or None.
+            weights: how much each point counts, often a 0/1 mask; where it is 0 the data may hold NaN.
+            intervals: cells of the mesh, one number or one an axis. None refines the mesh, from 12 cells to 96 in one
+                dimension, 8 to 28 in two, 4 to 8 in three, as long as the likelihood grows.
+
+        Returns:
+            The fitted `Spline`, of the dtype of `x`, with mean coefficient 0: no derivative sees a constant.
+
+        Raises:
+            ValueError: if the shapes do not fit together, if the arrays have no values (inside `jit`), if a point that
+                counts is not finite, or if fewer points than 2 differ.
+        """
+        return fit_spline(x, gradient, hessian, weights=weights, intervals=intervals)
+
     @property
     def intervals(self) -> tuple[int, ...]:
         """Cells of the mesh along each axis."""
@@ -81,7 +117,7 @@ class Spline(AbstractPotential):
         return jnp.stack(entries).reshape(d, d, d)
 
     def _derivatives(self, x: Vector, most: int) -> Array:
-        """Entry (a, b, …): the derivative of order a along the first axis, b along the second, …, each at most `most`."""
+        """Entry (a, b, …): the derivative of order a along the first axis, b along the second, …, up to `most`."""
         check_shape("x", x, (len(self.intervals),))
         width = (self.high - self.low).astype(x.dtype) / jnp.asarray(self.intervals, x.dtype)
         t = (x - self.low.astype(x.dtype)) / width
@@ -92,6 +128,78 @@ class Spline(AbstractPotential):
             # The axis contracted is always the first; its orders come last, so that the axes end up in their order.
             block = jnp.tensordot(block, scaled, ((0,), (1,)), precision=jax.lax.Precision.HIGHEST)
         return block
+
+
+def fit_spline(x: Any, gradient: Any, hessian: Any, *, weights: Any, intervals: Any) -> Spline:
+    """`Spline.fit`, whose docstring explains it."""
+    data = _checked(x, gradient, hessian, weights)
+    d = data.x.shape[1]
+    low, high = box_of(data.x, data.weights)
+    if intervals is None:
+        meshes = [(n,) * d for n in _MESHES[d]]
+    else:
+        meshes = [(intervals,) * d if isinstance(intervals, int) else tuple(intervals)]
+        check_shape("intervals", meshes[0], (d,))
+        meshes = [tuple(check_count("intervals", n) for n in meshes[0])]
+    best = None
+    for mesh in meshes:
+        if best is not None and math.prod(n + DEGREE for n in mesh) * _ROWS_PER_COEFFICIENT > data.rows:
+            break  # a finer mesh would have hardly more data than coefficients
+        sums = add_points(no_sums(low, high, mesh), data.x, data.gradient, data.hessian, data.weights)
+        solution = solve(sums)
+        if best is not None and solution.criterion > best.criterion - _GAIN:
+            break
+        best = solution
+    assert best is not None
+    dtype = data.x.dtype
+    return Spline(*(jnp.asarray(array, dtype) for array in (best.coefficients, low, high)))
+
+
+class _Data(NamedTuple):
+    x: Array
+    gradient: Array
+    hessian: Array | None
+    weights: Array
+
+    @property
+    def rows(self) -> float:
+        """Numbers observed."""
+        n, d = np.count_nonzero(np.asarray(self.weights)), self.x.shape[1]
+        return n * (d if self.hessian is None else d + d * (d + 1) // 2)
+
+
+def _checked(x: Any, gradient: Any, hessian: Any, weights: Any) -> _Data:
+    """The data as arrays of one dtype, with 0 where the weight is 0."""
+    x = float_array("x", x)
+    check_shape("x", x, (None, None))
+    n, d = x.shape
+    if not 1 <= d <= 3:
+        raise ValueError(f"x must have 1, 2 or 3 coordinates for a spline, got {d}: use Polynomial.fit beyond")
+    gradient = float_array("gradient", gradient).astype(x.dtype)
+    check_shape("gradient", gradient, (n, d))
+    if hessian is not None:
+        hessian = float_array("hessian", hessian).astype(x.dtype)
+        check_shape("hessian", hessian, (n, d, d))
+    w = jnp.ones((n,), x.dtype) if weights is None else jnp.asarray(weights).astype(x.dtype)
+    check_shape("weights", w, (n,))
+    check_nonnegative("weights", w)
+    if not is_concrete(x, gradient, hessian, w):
+        raise ValueError("x, gradient, hessian and weights must have values: Spline.fit runs outside jit and vmap")
+    counts = np.asarray(w) > 0
+    for name, array in (("x", x), ("gradient", gradient), ("hessian", hessian)):
+        if array is not None and not np.all(np.isfinite(np.asarray(array).reshape(n, -1)[counts])):
+            raise ValueError(f"{name} must be finite where weights are positive")
+    return _Data(x, gradient, hessian, w)
+
+
+def box_of(x: Array, weights: Array) -> tuple[np.ndarray, np.ndarray]:
+    """The box of the points that count, a hair wider, in float64."""
+    seen = np.asarray(x, np.float64)[np.asarray(weights) > 0]
+    low, high = (end(seen, axis=0) if len(seen) else np.zeros(x.shape[1]) for end in (np.min, np.max))
+    if not np.all(high > low):
+        raise ValueError(f"x must hold points that differ along each axis, got a box from {low} to {high}")
+    margin = 1e-3 * (high - low)
+    return low - margin, high + margin
 
 
 def _orders(d: int, *axes: int) -> tuple[int, ...]:

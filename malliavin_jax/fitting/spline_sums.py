@@ -17,11 +17,12 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from .._base.types import Scalar, Vector
-from .bspline import DEGREE, SUPPORT, legendre_values
+from .bsplines import DEGREE, SUPPORT, legendre_values
 
 
 class SplineSums(eqx.Module):
@@ -43,11 +44,13 @@ class SplineSums(eqx.Module):
         return len(self.intervals)
 
     def __add__(self, other: "SplineSums") -> "SplineSums":
-        return self._with(jax.tree.map(jnp.add, self.totals(), other.totals()))
+        with jax.enable_x64(True):
+            return self._with(jax.tree.map(jnp.add, self.totals(), other.totals()))
 
     def scaled(self, factor: float | Scalar) -> "SplineSums":
         """Every sum times `factor`."""
-        return self._with(jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), self.totals()))
+        with jax.enable_x64(True):
+            return self._with(jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), self.totals()))
 
     def totals(self) -> tuple[Array, ...]:
         return tuple(getattr(self, name) for name in _TOTALS)
@@ -63,10 +66,12 @@ _TOTALS = (
 
 def no_sums(low: Vector, high: Vector, intervals: tuple[int, ...]) -> SplineSums:
     """The sums over no points."""
-    d, cells, dtype = len(intervals), math.prod(intervals), low.dtype
+    d, cells = len(intervals), math.prod(intervals)
     local, pairs = SUPPORT**d, d * (d + 1) // 2
     shapes = ((cells, (2 * DEGREE + 1) ** d), (cells, local, d), (cells, local, pairs), (d,), (pairs,), (), ())
-    return SplineSums(low, high, *(jnp.zeros(shape, dtype) for shape in shapes), intervals=intervals)
+    with jax.enable_x64(True):
+        ends = (jnp.asarray(np.asarray(end), jnp.float64) for end in (low, high))
+        return SplineSums(*ends, *(jnp.zeros(shape, jnp.float64) for shape in shapes), intervals=intervals)
 
 
 def sums_of_points(
@@ -112,11 +117,22 @@ def _outer(axes: list[Array]) -> Array:
     return functools.reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(a.shape[0], -1), axes)
 
 
-@functools.partial(jax.jit, static_argnames=("chunk_size",))
 def add_points(
     sums: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array, *, chunk_size: int = 4096
 ) -> SplineSums:
-    """`sums` with points added, chunk by chunk, each total with what rounding takes from it kept beside."""
+    """`sums` with points added, chunk by chunk, in float64 whatever the dtype of the points.
+
+    A second derivative of a spline is a difference of coefficients divided by the square of a small width: with sums
+    in float32 what exact Hessians say would drown in rounding.
+    """
+    with jax.enable_x64(True):
+        return _add_points(sums, x, gradient, hessian, weights, chunk_size)
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def _add_points(
+    sums: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array, chunk_size: int
+) -> SplineSums:
     n = x.shape[0]
     chunks = -(-n // chunk_size)
 
@@ -124,11 +140,9 @@ def add_points(
         filled = jnp.pad(array, [(0, chunks * chunk_size - n)] + [(0, 0)] * (array.ndim - 1))
         return filled.reshape(chunks, chunk_size, *array.shape[1:])
 
-    def add(carry: tuple, part: tuple) -> tuple[tuple, None]:
-        total, rest = carry
-        return two_sum(total, rest, sums_of_points(sums, *part)), None
+    def add(total: tuple[Array, ...], part: tuple) -> tuple[tuple[Array, ...], None]:
+        double = [None if array is None else array.astype(jnp.float64) for array in part]
+        return jax.tree.map(jnp.add, total, sums_of_points(sums, *double)), None
 
-    zero = jax.tree.map(jnp.zeros_like, sums.totals())
     parts = (tiles(x), tiles(gradient), None if hessian is None else tiles(hessian), tiles(weights))
-    (total, rest), _ = lax.scan(add, (sums.totals(), zero), parts)
-    return sums._with(jax.tree.map(jnp.add, total, rest))
+    return sums._with(lax.scan(add, sums.totals(), parts)[0])

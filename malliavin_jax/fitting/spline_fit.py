@@ -23,11 +23,12 @@ from jaxtyping import Float
 from numpy.linalg import LinAlgError
 from scipy.linalg import cho_factor, cho_solve
 
-from .bspline import DEGREE, SUPPORT, in_legendre, products_in_legendre
+from .bsplines import DEGREE, SUPPORT, in_legendre, products_in_legendre
 from .spline_sums import SplineSums
 
 _ROUNDS = 6
 _RIDGE = 16  # units of rounding of the sums, of the mean diagonal: cells without data, the constant nothing sees
+_TOLERANCE = 0.15  # of log λ: the fit does not feel it
 _FLOOR = 1e-3  # least variance of Hessians in units of that of gradients: what is left of exact ones is misfit
 
 
@@ -138,62 +139,95 @@ def _penalty(shape: tuple[int, ...]) -> np.ndarray:
     return total
 
 
-def solve(sums: SplineSums) -> Solution:
-    """The fit, with λ, v_g and v_H chosen in turn."""
-    parts = equations(sums)
-    penalty = _penalty(sums.intervals)
-    rank = len(penalty) - 3**sums.dim
+def solve(sums: SplineSums, around: Float[np.ndarray, "..."] | None = None) -> Solution:
+    """The fit, with λ, v_g and v_H chosen in turn.
+
+    `around` are the coefficients of a spline θ₀ whose gradients and Hessians were taken off the data behind `sums`.
+    The equations are then solved for the difference from θ₀, which is small: what rounding spoils in the sums is
+    spoilt in proportion to it, so that two passes make float32 data as good as float64.
+    """
+    parts, penalty = equations(sums), _penalty(sums.intervals)
+    center = np.zeros(len(penalty)) if around is None else np.asarray(around, np.float64).ravel()
     ridge = _RIDGE * float(np.finfo(sums.moments.dtype).eps)
-    v_g, v_h, log_smoothing, best = 1.0, 1.0, None, None
+    v_g, v_h, start, best = 1.0, 1.0, None, None
     for _ in range(_ROUNDS):
         A = parts.gradient_gram / v_g + parts.hessian_gram / v_h
-        b = parts.gradient_right / v_g + parts.hessian_right / v_h
-        A = A + ridge * np.trace(A) / len(A) * np.eye(len(A))
-        squares = parts.gradient_squares / v_g + parts.hessian_squares / v_h
-        attempt = functools.partial(_attempt, A, b, penalty, rank, squares)
-        log_smoothing, best = _least(attempt, log_smoothing, math.log(np.trace(A) / np.trace(penalty)))
-        theta = best[1]
-        v_g = _left(theta, parts.gradient_gram, parts.gradient_right, parts.gradient_squares) / parts.gradient_rows
+        problem = Problem(
+            A + ridge * np.trace(A) / len(A) * np.eye(len(A)),
+            parts.gradient_right / v_g + parts.hessian_right / v_h,
+            parts.gradient_squares / v_g + parts.hessian_squares / v_h,
+            penalty,
+            len(penalty) - 3**sums.dim,
+            center,
+        )
+        best = _least(problem, start)
+        start, step = best.log_smoothing, best.step
+        v_g = _left(step, parts.gradient_gram, parts.gradient_right, parts.gradient_squares) / parts.gradient_rows
         if parts.hessian_rows > 0:
-            v_h = _left(theta, parts.hessian_gram, parts.hessian_right, parts.hessian_squares) / parts.hessian_rows
+            v_h = _left(step, parts.hessian_gram, parts.hessian_right, parts.hessian_squares) / parts.hessian_rows
             v_h = max(v_h, _FLOOR * v_g)
-    criterion, theta, factor = best
-    criterion += parts.gradient_rows * math.log(v_g) + parts.hessian_rows * math.log(v_h)
+    assert best is not None
+    theta = center + best.step
+    likelihood = best.criterion + parts.gradient_rows * math.log(v_g) + parts.hessian_rows * math.log(v_h)
     shape = tuple(n + DEGREE for n in sums.intervals)
-    return Solution((theta - theta.mean()).reshape(shape), factor, math.exp(log_smoothing), v_g, v_h, criterion)
+    return Solution(
+        (theta - theta.mean()).reshape(shape), best.factor, math.exp(best.log_smoothing), v_g, v_h, likelihood
+    )
 
 
-def _left(theta: np.ndarray, gram: np.ndarray, right: np.ndarray, squares: float) -> float:
-    """The sum of squared residuals, never below rounding."""
-    return max(squares - 2 * theta @ right + theta @ gram @ theta, 1e-12 * squares + 1e-300)
+class Problem(NamedTuple):
+    """Minimise yᵀy − 2δᵀb + δᵀAδ + λ (θ₀ + δ)ᵀP(θ₀ + δ) over δ, and the restricted likelihood over λ."""
+
+    gram: np.ndarray
+    right: np.ndarray
+    squares: float
+    penalty: np.ndarray
+    rank: int  # of the penalty
+    center: np.ndarray
 
 
-def _attempt(A, b, penalty, rank, squares, log_smoothing):
-    """The restricted likelihood (−2 log of it) at one smoothing, θ there, and the factor of A + λP."""
+class Attempt(NamedTuple):
+    """−2 log restricted likelihood at one smoothing, δ there, and the Cholesky factor of A + λP."""
+
+    criterion: float
+    log_smoothing: float
+    step: np.ndarray
+    factor: np.ndarray
+
+
+def _attempt(problem: Problem, log_smoothing: float) -> Attempt:
+    smoothing = math.exp(log_smoothing)
+    pull = smoothing * problem.penalty @ problem.center
     try:
-        factor = cho_factor(A + math.exp(log_smoothing) * penalty, lower=True)
+        factor = cho_factor(problem.gram + smoothing * problem.penalty, lower=True)
     except LinAlgError:  # so much smoothing that rounding of the penalty hides the data
-        return math.inf, b, A
-    theta = cho_solve(factor, b)
-    logdet = 2 * np.sum(np.log(np.diag(factor[0])))
-    return squares - theta @ b + logdet - rank * log_smoothing, theta, factor[0]
+        return Attempt(math.inf, log_smoothing, problem.right, problem.gram)
+    right = problem.right - pull
+    step = cho_solve(factor, right)
+    logdet = 2 * float(np.sum(np.log(np.diag(factor[0]))))
+    left = problem.squares + problem.center @ pull - step @ right
+    return Attempt(left + logdet - problem.rank * log_smoothing, log_smoothing, step, factor[0])
 
 
-def _least(attempt, start, scale):
-    """The least value over log λ: a coarse grid the first time, then steps that halve."""
+def _least(problem: Problem, start: float | None) -> Attempt:
+    """The least criterion over log λ: a coarse grid the first time, then steps that halve."""
     if start is None:
-        grid = scale + np.linspace(-18, 18, 13)
-        tried = {float(at): attempt(at) for at in grid}
+        middle = math.log(np.trace(problem.gram) / np.trace(problem.penalty))
+        tried = [_attempt(problem, middle + shift) for shift in np.linspace(-18, 18, 13)]
         step = 1.5
     else:
-        tried, step = {start: attempt(start)}, 1.0
-    at = min(tried, key=lambda k: tried[k][0])
-    while step > 0.1:
-        for move in (at - step, at + step):
-            if move not in tried:
-                tried[move] = attempt(move)
-        best = min((at - step, at, at + step), key=lambda k: tried[k][0])
-        if best == at:
+        tried, step = [_attempt(problem, start)], 1.0
+    best = min(tried, key=lambda one: one.criterion)
+    while step > _TOLERANCE:
+        sides = [_attempt(problem, best.log_smoothing + move) for move in (-step, step)]
+        side = min(sides, key=lambda one: one.criterion)
+        if side.criterion < best.criterion:
+            best = side
+        else:
             step /= 2
-        at = best
-    return at, tried[at]
+    return best
+
+
+def _left(step: np.ndarray, gram: np.ndarray, right: np.ndarray, squares: float) -> float:
+    """The sum of squared residuals, never below rounding."""
+    return max(squares - 2 * step @ right + step @ gram @ step, 1e-12 * squares + 1e-300)
