@@ -18,7 +18,7 @@ from ..samples.summary import mean_and_deviation
 from .local_fit import check_degree, cut_points, values_without
 
 _GRID = 16  # bandwidths on the grid of cross-validation
-_SUBSAMPLE = 3000  # points in each of its subsamples
+SUBSAMPLE = 3000  # points in each of its subsamples
 
 
 def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: ArrayLike | None = None) -> Scalar:
@@ -76,16 +76,16 @@ def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: Arr
     if listed.ndim != 1 or listed.size == 0:
         raise ValueError(f"candidates must be a non-empty list of bandwidths, got shape {listed.shape}")
     check_positive("candidates", listed)
-    return listed[_last_argmin(_prediction_errors(samples, mean, deviation, listed, degree))]
+    return listed[_last_argmin(prediction_errors(samples, mean, deviation, listed, degree))]
 
 
 @partial(jax.jit, static_argnames="degree")
-def _prediction_errors(
+def prediction_errors(
     samples: Samples, mean: Vector, deviation: Vector, candidates: Float[Array, " m"], degree: int
 ) -> Float[Array, " m"]:
     """CV of each candidate, the sum over the subsamples divided by the number of points scored."""
     episodes, times, d = samples.x.shape
-    size = min(episodes, max(_SUBSAMPLE // times, 100))
+    size = min(episodes, max(SUBSAMPLE // times, 100))
     stride = episodes // size
     # The cost of a fit grows with its terms, and the noise of the curve is small already: fewer subsamples then.
     bags = min(stride, 8, max(2, 60 // math.comb(d + degree, degree)))
@@ -145,7 +145,7 @@ def _search(samples: Samples, mean: Vector, deviation: Vector, degree: int) -> S
         # Two points of the old grid stay on the new one: a minimum at the seam has both its neighbours.
         stride = jnp.where(_last_argmin(state.errors) == 0, 2 - _GRID, _GRID - 2).astype(base.dtype) * spacing
         grid = jnp.where(state.rounds == 0, state.grid, state.grid + stride)
-        return _Search(state.rounds + 1, grid, _prediction_errors(samples, mean, deviation, jnp.exp(grid), degree))
+        return _Search(state.rounds + 1, grid, prediction_errors(samples, mean, deviation, jnp.exp(grid), degree))
 
     _, grid, errors = lax.while_loop(unfinished, evaluate, _Search(jnp.asarray(0), base, jnp.zeros_like(base)))
     best = _last_argmin(errors)

@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 from statsmodels.nonparametric.kernel_regression import KernelReg
 
-from malliavin_jax import Samples, kernel
-from malliavin_jax.kernel import LocalPolynomial, NadarayaWatson, cross_validated_bandwidth, single_kernel_langevin
+from malliavin_jax import Samples
+from malliavin_jax.kernel import (
+    LocalPolynomial,
+    NadarayaWatson,
+    bandwidth as search,
+    cross_validated_bandwidth,
+    single_kernel_langevin,
+)
 
 
 def make(x, gradient, observed=None):
@@ -294,7 +300,7 @@ def brute_force(samples, candidates, degree):
 def prediction_errors(samples, candidates, degree):
     x = flat(samples)[0]
     given = (jnp.asarray(x.mean(0)), jnp.asarray(x.std(0)), jnp.asarray(candidates), degree)
-    return kernel._prediction_errors(samples, *given)
+    return search.prediction_errors(samples, *given)
 
 
 @pytest.mark.parametrize(("d", "degree", "times"), [(1, 0, 1), (1, 3, 1), (2, 1, 3)])
@@ -310,7 +316,7 @@ def test_cross_validation_is_leaving_one_episode_out(d, degree, times):
 @pytest.mark.parametrize(("degree", "power"), [(0, 1 / 5), (2, 1 / 9)])
 def test_cross_validation_of_many_samples_is_bagged(monkeypatch, degree, power):
     """251 episodes in subsamples of 100: the even ones and the odd ones, h widened by the rate's factor."""
-    monkeypatch.setattr(kernel, "_SUBSAMPLE", 100)
+    monkeypatch.setattr(search, "SUBSAMPLE", 100)
     samples = draw(18, 251, 1)
     candidates = np.array([0.2, 0.5])
     x, gradient, _ = flat(samples)
