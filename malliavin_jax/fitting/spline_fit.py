@@ -61,7 +61,7 @@ def equations(sums: SplineSums) -> Equations:
     d, shape = sums.dim, sums.intervals
     unit = (np.asarray(sums.high, np.float64) - np.asarray(sums.low, np.float64)) / 4
     per_cell = np.asarray(shape) / 4  # cells in one unit of the box that is four wide
-    moments = np.asarray(sums.moments, np.float64).reshape(-1, *(2 * DEGREE + 1,) * d)
+    moments = np.asarray(sums.totals.moments, np.float64).reshape(-1, *(2 * DEGREE + 1,) * d)
 
     def of_order(order: int, products: Any, squares: Any) -> tuple[np.ndarray, np.ndarray, float]:
         size = math.prod(n + DEGREE for n in shape)
@@ -77,15 +77,15 @@ def equations(sums: SplineSums) -> Equations:
             total += times * y_unit**2 * float(squares[number])
         return gram, right, total
 
-    gradient = of_order(1, sums.gradient, sums.gradient_squares)
-    if float(sums.hessians) > 0:
-        hessian = of_order(2, sums.hessian, sums.hessian_squares)
+    gradient = of_order(1, sums.totals.gradient, sums.totals.gradient_squares)
+    if float(sums.totals.hessians) > 0:
+        hessian = of_order(2, sums.totals.hessian, sums.totals.hessian_squares)
     else:
         hessian = np.zeros_like(gradient[0]), np.zeros_like(gradient[1]), 0.0
     return Equations(
         gradient_gram=gradient[0], gradient_right=gradient[1], gradient_squares=gradient[2],
         hessian_gram=hessian[0], hessian_right=hessian[1], hessian_squares=hessian[2],
-        gradient_rows=float(sums.points) * d, hessian_rows=float(sums.hessians) * d * d,
+        gradient_rows=float(sums.totals.points) * d, hessian_rows=float(sums.totals.hessians) * d * d,
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def solve(sums: SplineSums, around: Float[np.ndarray, "..."] | None = None) -> S
     """
     parts, penalty = equations(sums), _penalty(sums.intervals)
     center = np.zeros(len(penalty)) if around is None else np.asarray(around, np.float64).ravel()
-    ridge = _RIDGE * float(np.finfo(sums.moments.dtype).eps)
+    ridge = _RIDGE * float(np.finfo(sums.totals.moments.dtype).eps)
     v_g, v_h, start, best = 1.0, 1.0, None, None
     for _ in range(_ROUNDS):
         A = parts.gradient_gram / v_g + parts.hessian_gram / v_h

@@ -13,30 +13,37 @@ twice. Sums of two data sets on one mesh are added; a sum multiplied by a factor
 import functools
 import itertools
 import math
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from .._base.types import Scalar, Vector
 from .bsplines import DEGREE, SUPPORT, legendre_values
 
 
-class SplineSums(eqx.Module):
-    """Sums on a mesh of `intervals` cells along each axis of the box from `low` to `high`."""
+class Totals(NamedTuple):
+    """The sums themselves. The pairs of a Hessian are its entries (i, j) with i ≤ j."""
 
-    low: Vector
-    high: Vector
     moments: Float[Array, "cells k10"]
     gradient: Float[Array, "cells k5 d"]
-    hessian: Float[Array, "cells k5 pairs"]  # the pairs (i, j), i ≤ j
+    hessian: Float[Array, "cells k5 pairs"]
     gradient_squares: Float[Array, " d"]
     hessian_squares: Float[Array, " pairs"]
     points: Scalar  # the sum of the weights
     hessians: Scalar  # the same over points with a Hessian: all of them, or 0
+
+
+class SplineSums(eqx.Module):
+    """Sums on a mesh of `intervals` cells along each axis of the box from `low` to `high`, in float64."""
+
+    low: Vector
+    high: Vector
+    totals: Totals
     intervals: tuple[int, ...] = eqx.field(static=True)
 
     @property
@@ -45,38 +52,29 @@ class SplineSums(eqx.Module):
 
     def __add__(self, other: "SplineSums") -> "SplineSums":
         with jax.enable_x64(True):
-            return self._with(jax.tree.map(jnp.add, self.totals(), other.totals()))
+            return self.having(jax.tree.map(jnp.add, self.totals, other.totals))
 
     def scaled(self, factor: float | Scalar) -> "SplineSums":
         """Every sum times `factor`."""
         with jax.enable_x64(True):
-            return self._with(jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), self.totals()))
+            return self.having(jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), self.totals))
 
-    def totals(self) -> tuple[Array, ...]:
-        return tuple(getattr(self, name) for name in _TOTALS)
-
-    def _with(self, totals: tuple[Array, ...]) -> "SplineSums":
-        return eqx.tree_at(SplineSums.totals, self, totals)
+    def having(self, totals: Totals) -> "SplineSums":
+        """The same mesh with other sums."""
+        return SplineSums(self.low, self.high, totals, self.intervals)
 
 
-_TOTALS = (
-    "moments", "gradient", "hessian", "gradient_squares", "hessian_squares", "points", "hessians",
-)  # fmt: skip
-
-
-def no_sums(low: Vector, high: Vector, intervals: tuple[int, ...]) -> SplineSums:
+def no_sums(low: Float[ArrayLike, " d"], high: Float[ArrayLike, " d"], intervals: tuple[int, ...]) -> SplineSums:
     """The sums over no points."""
     d, cells = len(intervals), math.prod(intervals)
     local, pairs = SUPPORT**d, d * (d + 1) // 2
     shapes = ((cells, (2 * DEGREE + 1) ** d), (cells, local, d), (cells, local, pairs), (d,), (pairs,), (), ())
     with jax.enable_x64(True):
         ends = (jnp.asarray(np.asarray(end), jnp.float64) for end in (low, high))
-        return SplineSums(*ends, *(jnp.zeros(shape, jnp.float64) for shape in shapes), intervals=intervals)
+        return SplineSums(*ends, Totals(*(jnp.zeros(shape, jnp.float64) for shape in shapes)), intervals)
 
 
-def sums_of_points(
-    mesh: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array
-) -> tuple[Array, ...]:
+def sums_of_points(mesh: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array) -> Totals:
     """The totals of some points: x and gradient (n, d), hessian (n, d, d) or None, weights (n,).
 
     Where a weight is 0 the data may hold NaN. Points outside the box are left out: no cell holds them.
@@ -105,11 +103,11 @@ def sums_of_points(
     products, squares = products.reshape(cells, -1, y.shape[1]), jnp.sum(squares, 0)
     points = jnp.sum(counts_of_cells)
     if hessian is None:
-        rest = jnp.zeros_like(mesh.hessian), jnp.zeros_like(mesh.hessian_squares), jnp.zeros_like(points)
+        rest = jnp.zeros_like(mesh.totals.hessian), jnp.zeros_like(mesh.totals.hessian_squares), jnp.zeros_like(points)
     else:
         rest = products[..., d:], squares[d:], points
     by_hessian, hessian_squares, hessians = rest
-    return moments, products[..., :d], by_hessian, squares[:d], hessian_squares, points, hessians
+    return Totals(moments, products[..., :d], by_hessian, squares[:d], hessian_squares, points, hessians)
 
 
 def _outer(axes: list[Array]) -> Array:
@@ -140,9 +138,9 @@ def _add_points(
         filled = jnp.pad(array, [(0, chunks * chunk_size - n)] + [(0, 0)] * (array.ndim - 1))
         return filled.reshape(chunks, chunk_size, *array.shape[1:])
 
-    def add(total: tuple[Array, ...], part: tuple) -> tuple[tuple[Array, ...], None]:
+    def add(total: Totals, part: tuple) -> tuple[Totals, None]:
         double = [None if array is None else array.astype(jnp.float64) for array in part]
         return jax.tree.map(jnp.add, total, sums_of_points(sums, *double)), None
 
     parts = (tiles(x), tiles(gradient), None if hessian is None else tiles(hessian), tiles(weights))
-    return sums._with(lax.scan(add, sums.totals(), parts)[0])
+    return sums.having(lax.scan(add, sums.totals, parts)[0])

@@ -1,6 +1,8 @@
 """Spline potentials: tensor products of uniform B-splines of degree 5, in one, two and three dimensions."""
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -162,9 +164,9 @@ class _Data(NamedTuple):
     weights: Array
 
     @property
-    def rows(self) -> float:
+    def rows(self) -> int:
         """Numbers observed."""
-        n, d = np.count_nonzero(np.asarray(self.weights)), self.x.shape[1]
+        n, d = int(np.count_nonzero(np.asarray(self.weights))), self.x.shape[1]
         return n * (d if self.hessian is None else d + d * (d + 1) // 2)
 
 
