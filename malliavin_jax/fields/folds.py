@@ -11,8 +11,8 @@ from .._base import mesh
 from .._base.types import Vector
 from ..estimate.localizers import AbstractLocalizer
 from ..estimate.sums import Bank, Sums, add_up, localized_sums, make_bank
+from ..fitting.monomials import num_terms
 from ..potentials.base import AbstractPotential
-from ..potentials.monomials import num_terms
 from ..potentials.polynomial import Polynomial
 from ..samples.samples import Samples
 

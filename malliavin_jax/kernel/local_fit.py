@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from .._base.checks import check_count
 from .._base.types import Flag, Scalar, Vector
 from ..estimate.ratio import Estimate
-from ..potentials.monomials import factors_up_to, monomials_of_points
+from ..fitting.monomials import factors_up_to, monomials_of_points
 from ..samples.samples import Samples
 from ..samples.summary import box
 

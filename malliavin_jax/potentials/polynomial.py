@@ -8,9 +8,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from .._base.checks import check_finite, check_positive, check_shape, float_array
 from .._base.types import Matrix, Scalar, Vector
+from ..fitting.least_squares import fit_derivatives
+from ..fitting.monomials import all_exponents, check_exponents, derivatives
 from .base import AbstractPotential, like, number
-from .least_squares import fit_derivatives
-from .monomials import all_exponents, check_exponents, derivatives
 
 
 class Polynomial(AbstractPotential):
