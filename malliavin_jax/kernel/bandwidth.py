@@ -1,6 +1,7 @@
 """The bandwidth of a kernel, by cross-validation over whole episodes."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +22,9 @@ _GRID = 16  # bandwidths on the grid of cross-validation
 SUBSAMPLE = 3000  # points in each of its subsamples
 
 
-def cross_validated_bandwidth(samples: Samples, degree: int = 0, candidates: ArrayLike | None = None) -> Scalar:
+def cross_validated_bandwidth(
+    samples: Samples, degree: int = 0, candidates: ArrayLike | Sequence[float] | None = None
+) -> Scalar:
     """The bandwidth, in the units of x, that best predicts the gradients of episodes it has not seen.
 
         CV(h) = mean over points i of |g_i − value_h(x_i), fitted without the episode of i|²

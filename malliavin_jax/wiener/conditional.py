@@ -99,7 +99,7 @@ def weigh(
     if chunk_size is None:
         passes = min(diffusion.num_steps * sizes.noises, DIRECTIONS)
         chunk_size = max(1, min(num_paths, _NUMBERS // (passes * (diffusion.num_steps + 1) * sizes.dim)))
-    weighed, conditions = _weigh(
+    weighed, conditions = weigh_in_chunks(
         key,
         floats_to_arrays(diffusion, sizes.dtype),
         ell=ell,
@@ -229,7 +229,7 @@ class _OnePath(NamedTuple):
 
 
 @eqx.filter_jit
-def _weigh(
+def weigh_in_chunks(
     key: Key,
     diffusion: Diffusion,
     *,

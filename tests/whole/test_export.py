@@ -12,6 +12,7 @@ from jax import export
 
 import malliavin_jax as mj
 from malliavin_jax.streaming.streams import observe_and_add
+from malliavin_jax.wiener.conditional import weigh_in_chunks
 from malliavin_jax.wiener.sensitivities import _greeks
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -120,7 +121,8 @@ def functionals(key):
     )
     middle, end = (lambda path: path.x[2, 0]), (lambda path: path.x[4, 0])
     # What `weigh` and `greeks` compile: their checks at run time call back to the host, which is not portable.
-    sample, *_ = mj.wiener._weigh(key, noise, middle, end, 8, "canonical", None, 8)
+    sizes = dict(num_paths=8, integrand="canonical", probes=None, chunk_size=8)
+    sample, _ = weigh_in_chunks(key, noise, ell=middle, g=end, **sizes)
     greeks = _greeks(key, noise, lambda x: (x[0] > 0).astype(x.dtype), 8, 8)
     return mj.wiener.conditional_expectation(sample, 0.1, mj.wiener.best_localizer(sample)), greeks
 
@@ -177,9 +179,9 @@ def test_lowers_for_every_platform(name):
 
 # What is no program of the device: results, protocols, what runs on the host, and an optax rule that holds its key.
 HOST = {
-    "Chain", "Estimate", "Loss", "Path", "Samples",
+    "Chain", "Checkpoint", "Estimate", "Loss", "Path", "Samples",
     "Potential", "Recording", "accumulate", "consistency",
-    "langevin", "split_log",
+    "langevin", "short_localizer", "split_log",
 }  # fmt: skip
 SIMPLE = {"Heaviside", "Centered"}  # Laplace without its exponential
 
