@@ -205,7 +205,7 @@ def _attempt(problem: Problem, log_smoothing: float) -> Attempt:
     right = problem.right - pull
     step = cho_solve(factor, right)
     logdet = 2 * float(np.sum(np.log(np.diag(factor[0]))))
-    left = problem.squares + problem.center @ pull - step @ right
+    left = float(problem.squares + problem.center @ pull - step @ right)
     return Attempt(left + logdet - problem.rank * log_smoothing, log_smoothing, step, factor[0])
 
 
@@ -230,4 +230,4 @@ def _least(problem: Problem, start: float | None) -> Attempt:
 
 def _left(step: np.ndarray, gram: np.ndarray, right: np.ndarray, squares: float) -> float:
     """The sum of squared residuals, never below rounding."""
-    return max(squares - 2 * step @ right + step @ gram @ step, 1e-12 * squares + 1e-300)
+    return max(float(squares - 2 * step @ right + step @ gram @ step), 1e-12 * squares + 1e-300)

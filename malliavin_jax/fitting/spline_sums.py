@@ -70,8 +70,8 @@ def no_sums(low: Float[ArrayLike, " d"], high: Float[ArrayLike, " d"], intervals
     local, pairs = SUPPORT**d, d * (d + 1) // 2
     shapes = ((cells, (2 * DEGREE + 1) ** d), (cells, local, d), (cells, local, pairs), (d,), (pairs,), (), ())
     with jax.enable_x64(True):
-        ends = (jnp.asarray(np.asarray(end), jnp.float64) for end in (low, high))
-        return SplineSums(*ends, Totals(*(jnp.zeros(shape, jnp.float64) for shape in shapes)), intervals)
+        start, stop = (jnp.asarray(np.asarray(end), jnp.float64) for end in (low, high))
+        return SplineSums(start, stop, Totals(*(jnp.zeros(shape, jnp.float64) for shape in shapes)), intervals)
 
 
 def sums_of_points(mesh: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array) -> Totals:
@@ -138,9 +138,9 @@ def _add_points(
         filled = jnp.pad(array, [(0, chunks * chunk_size - n)] + [(0, 0)] * (array.ndim - 1))
         return filled.reshape(chunks, chunk_size, *array.shape[1:])
 
-    def add(total: Totals, part: tuple) -> tuple[Totals, None]:
-        double = [None if array is None else array.astype(jnp.float64) for array in part]
-        return jax.tree.map(jnp.add, total, sums_of_points(sums, *double)), None
+    def add(total: Totals, part: tuple[Array, Array, Array | None, Array]) -> tuple[Totals, None]:
+        new = sums_of_points(sums, *jax.tree.map(lambda array: array.astype(jnp.float64), part))
+        return jax.tree.map(jnp.add, total, new), None
 
     parts = (tiles(x), tiles(gradient), None if hessian is None else tiles(hessian), tiles(weights))
     return sums.having(lax.scan(add, sums.totals, parts)[0])
