@@ -123,7 +123,7 @@ def _coefficients_of_cells(shape: tuple[int, ...]) -> np.ndarray:
         np.indices((SUPPORT,) * len(shape)).reshape(len(shape), -1),
     )
     index = cells[:, :, None] + local[:, None, :]
-    return np.ravel_multi_index(tuple(index), tuple(n + DEGREE for n in shape))
+    return np.asarray(np.ravel_multi_index(tuple(index), tuple(n + DEGREE for n in shape)))
 
 
 @functools.lru_cache(maxsize=8)
