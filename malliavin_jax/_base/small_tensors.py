@@ -7,13 +7,10 @@ d·d scalars, each becomes its own contiguous (episodes,) array and a step of a 
 written once; beyond three dimensions they run on ordinary arrays.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array
 
@@ -54,27 +51,6 @@ def unpack(leaves: Leaves, rank: int) -> Tensor:
         out[index] = leaf
     side = round(len(leaves) ** (1 / rank))
     return out.reshape((side,) * rank)
-
-
-def pair(tree: Any, *, pairs: bool = True) -> tuple[Any, Callable[[Any], Any]]:
-    """Real scalars two by two as complex numbers (with `pairs`), and the way back; other leaves stay as they are.
-
-    XLA's CPU backend makes one loop for each array that a scan carries and computes in each all that the array depends
-    on: half as many arrays, half the work.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    scalars = [i for i, leaf in enumerate(leaves) if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
-    half = len(scalars) // 2 if pairs else 0
-    couples = list(zip(scalars[:half], scalars[half : 2 * half], strict=True))
-    alone = [i for i in range(len(leaves)) if i not in {*scalars[: 2 * half]}]
-
-    def back(paired: tuple[list[Array], list[Array]]) -> Any:
-        found: dict[int, Array] = dict(zip(alone, paired[1], strict=True))
-        for (i, j), both in zip(couples, paired[0], strict=True):
-            found[i], found[j] = lax.real(both), lax.imag(both)
-        return jax.tree.unflatten(structure, [found[i] for i in range(len(leaves))])
-
-    return ([lax.complex(leaves[i], leaves[j]) for i, j in couples], [leaves[i] for i in alone]), back
 
 
 def zeros(dim: int, rank: int, dtype: Any) -> Leaves:
