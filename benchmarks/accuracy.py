@@ -1,157 +1,183 @@
-"""How much better than a kernel is the counterfactual gradient?
+"""How good is the counterfactual gradient beside everything else that one could do with the same observations?
 
-Run `python benchmarks/accuracy.py` (most of an hour on two cores; `--fast` for a glance). Every method sees the same
-samples; the error is the root mean square over a grid of α and over several data sets. Kernels have the bandwidth that
-is best in hindsight (oracle) and, on the first data set, the cross-validated one; this library has no bandwidth to be
-told. It prints the table, and writes results/accuracy.json and results/accuracy.png; `--only` and its like replace some
-rows of these, `--ours` measures this library alone and keeps the kernels' numbers, which come from the same data.
+Run `python benchmarks/accuracy.py` (two hours on two free cores, half of it for networks; `--fast` for a glance).
+Every method sees the same samples, at one conditioning time and at 16; the error is the root mean square over places α
+and over several data sets. Rivals have the setting (bandwidth, degree, mesh, ridge, …) that is best in *hindsight*, one
+for all data sets of a cell; this library has nothing to be told. Seconds are for all settings of a method together, the
+fastest of the data sets. Networks, and beyond one dimension splines that choose their mesh, see the first data set only
+and are compared on it; networks, and such splines in three dimensions, are measured with noise 0.5 and 2 and up to
+10 000 episodes (elsewhere if asked for by `--rivals`). Kernels see at most 160 000 points.
+
+It prints the table with a summary, and writes results/accuracy.json and results/accuracy.png. Rows are kept as they
+come: `--only` and its like replace some of them, `--ours` measures this library alone, `--rivals spline network` these
+rivals alone, and what is not measured keeps its numbers of the last run, which come from the same data.
 """
 
 import functools
 import json
 import time
-from typing import Any, NamedTuple
+import zlib
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from common import DEGREES, RESULTS, evaluate, exponent, kernel_field, machine, oracle, parser, save, sweep
+from common import DEGREES, RESULTS, evaluate, exponent, kernel_field, machine, oracle, parser, save
 from figures.errors import draw
+from rivals import kernels, models, network, ours, verdict
+from rivals.losses import MANY, STEP_SIZE, cases
 
 import malliavin_jax as mj
 
-TIME, STEP_SIZE = 0.8, 0.01
-MANY = 16  # conditioning times, evenly spaced
 NOISES = (0.0, 0.5, 2.0, 10.0)
 SIZES = (1_000, 10_000, 100_000)  # episodes
-SETS = {1: (32, 16, 16), 2: (8, 4, 3), 3: (8, 4, 2)}  # data sets of each size, by dimension
-LENGTHS = np.geomspace(0.02, 6.0, 16)
-PAPER = mj.Reciprocal(third="ito", jacobian="exponential")
+SETS = {1: (6, 4, 2), 2: (4, 2, 1), 3: (3, 2, 1)}  # data sets of each size, by dimension
+SLOW = {"noise": (0.5, 2.0), "episodes": (1_000, 10_000)}  # where slow rivals are measured unless asked for
+ORDER = [(name, size, noise, times) for name in cases() for size in SIZES for noise in NOISES for times in (1, MANY)]
 
 
-class Case(NamedTuple):
-    """A loss, the law of its learner's starts, and the places where gradients are asked for."""
-
-    loss: Any
-    initial: Any
-    alphas: Any
-    time: float = TIME
-    many: tuple[float, float] = (TIME / MANY, TIME)  # the first and the last of the many times
-
-
-def start(d, center=0.0, spread=1.0, cut=4.0):
-    center = jnp.broadcast_to(jnp.asarray(center, jnp.float32), (d,))
-    return lambda key: center + spread * jnp.clip(jax.random.normal(key, (d,)), -cut, cut)
-
-
-def box(d, points, half=0.8, center=0.0):
-    axis = jnp.linspace(-half, half, points)
-    return jnp.stack(jnp.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d) + jnp.asarray(center, jnp.float32)
-
-
-def cases():
-    quartic, wells = mj.potentials.Quartic, mj.potentials.DoubleWell
-    mixture = functools.partial(mj.potentials.GaussianMixture, weights=[0.4, 0.35, 0.25], covariances=0.35)
-    valley = jnp.asarray([-0.2, 0.7])  # among the three minima of Müller and Brown's surface
-    return {
-        "quartic, d = 1": Case(quartic(), start(1), box(1, 21, 1.0)),
-        # Between its wells paths part at the rate 4, and a weight over a long time pays for it: a shorter one, for all.
-        "double well, d = 1": Case(wells(), start(1), box(1, 21, 1.2), 0.3),
-        "mixture, d = 1": Case(mixture([[-1.2], [0.2], [1.5]]), start(1), box(1, 21, 1.2)),
-        "quartic, d = 2": Case(quartic(0.5), start(2), box(2, 6)),
-        # Its curvature goes down to −29, along which a path of length .8 loses its start e²³-fold: a shorter time, for
-        # all methods; of .05, .1 and .2 the first is best for the kernels as well.
-        "Müller–Brown, d = 2": Case(
-            mj.potentials.MullerBrown(), start(2, valley, 0.35, 2.0), box(2, 6, 0.4, valley), 0.05, (0.2 / MANY, 0.2)
-        ),
-        "mixture, d = 2": Case(mixture([[-1.0, 0.5], [0.9, 0.6], [0.0, -1.0]]), start(2), box(2, 6)),
-        "quartic, d = 3": Case(quartic(0.5), start(3), box(3, 3)),
-        "mixture, d = 3": Case(mixture([[-1.0, 0.5, 0.3], [0.9, 0.6, -0.4], [0.0, -1.0, 0.2]]), start(3), box(3, 3)),
+def contestants(dim, episodes, times):
+    """Rivals that there are for a cell, name ↦ function of a `View`."""
+    found = {
+        "polynomial, oracle degree": models.polynomial,
+        "spline, oracle mesh": models.spline,
+        "spline, automatic": models.automatic_spline,
     }
+    if episodes * times <= kernels.MOST_POINTS:
+        found["kernel ridge, oracle"] = models.kernel_ridge
+        for help_ in kernels.HELPS:
+            for degree in DEGREES if times == 1 and (not help_ or episodes <= 10_000) else (0, 1):
+                found[f"{DEGREES[degree]}{help_}, oracle"] = functools.partial(
+                    kernels.kernel, degree=degree, help_=help_
+                )
+    if dim == 1 and times == 1:
+        found["without control, oracle length"] = ours.oracle_length
+        found["the paper, literally"] = ours.paper
+    found["network, oracle"] = network.network
+    return found
 
 
-ORDER = [(name, episodes, noise) for name in cases() for episodes in SIZES for noise in NOISES]
+def on_first_set_only(name, dim):
+    return name == "network, oracle" or name.endswith("cross-validated") or (name == "spline, automatic" and dim > 1)
 
 
-def length_of(field):
-    return field.localizer.length
+def is_slow(name, dim):
+    """Whether a rival is measured in the cells of `SLOW` only."""
+    return name == "network, oracle" or (name == "spline, automatic" and dim == 3)
 
 
-@jax.jit
-def paper_estimate(samples, alphas):
-    arguments = samples, samples.gradient, samples.hessian
-    return jax.vmap(lambda alpha: mj.conditional_expectation(*arguments, alpha, mj.Heaviside()).value)(alphas)
+def cross_validated(view, degree):
+    values = evaluate(kernel_field(view.samples, degree, "auto"), view.alphas).value
+    return models.Found(np.asarray(values)[None], ["cross-validated"])
 
 
-def bandwidths(noise):
-    """In units of the spread of the positions; without noise a kernel nearly interpolates, at a very short one."""
-    return np.geomspace(0.003, 0.6, 12) if noise == 0 else np.geomspace(0.03, 4.0, 12)
+class Cell:
+    """What the methods did on the data sets of one cell."""
+
+    def __init__(self, truth):
+        self.truth = np.asarray(truth)
+        self.squares, self.settings, self.seconds, self.intervals = {}, {}, {}, {}
+
+    def run(self, name, method, view):
+        """Squared errors, averaged over α, for each setting; and the time that it took."""
+        began = time.perf_counter()
+        before = view.shared_seconds
+        found = method(view)
+        values = np.asarray(found.values)
+        took = time.perf_counter() - began
+        if "with control" in name or "with both" in name:
+            took += before  # the control was made for another kernel, and is part of this one
+        self.squares.setdefault(name, []).append(np.mean((values - self.truth) ** 2, (-2, -1)))
+        self.settings[name] = found.settings
+        self.seconds.setdefault(name, []).append(took)
+
+    def run_ours(self, form, view):
+        def method(view):
+            nonlocal result
+            result = ours.estimates(view, form)
+            return models.Found(np.asarray(result.value)[None], ["automatic"])
+
+        result = None
+        self.run(form, method, view)
+        stderr, miss = np.asarray(result.stderr), np.abs(np.asarray(result.value) - self.truth)
+        trusted = np.isfinite(stderr)
+        self.intervals.setdefault(form, []).append((miss[trusted] < 1.96 * stderr[trusted], stderr[trusted]))
+
+    def row(self):
+        """The entries of a row, each by method."""
+        best = {name: oracle(squares)[1] for name, squares in self.squares.items()}
+        errors = {
+            name: np.sqrt([one[best[name]] for one in squares]).tolist() for name, squares in self.squares.items()
+        }
+        rmse = {name: verdict.pooled(mine) for name, mine in errors.items()}
+        hits = {form: np.concatenate([hit for hit, _ in both]) for form, both in self.intervals.items()}
+        stderr = {form: np.concatenate([se for _, se in both]) for form, both in self.intervals.items()}
+        return {
+            "rmse": rmse,
+            "errors": errors,
+            "tuning": {name: self.settings[name][number] for name, number in best.items()},
+            "seconds": {name: min(took) for name, took in self.seconds.items()},
+            "coverage": {form: float(np.mean(hit)) for form, hit in hits.items() if hit.size},
+            "stderr to rmse": {form: float(np.mean(se)) / rmse[form] for form, se in stderr.items() if se.size},
+        }
 
 
-def one_cell(case, noise, episodes, sets, seed, *, kernels=True, cross_validate):
-    """Root mean square errors of every method on the same data, by name."""
+def one_row(place, known, given):
+    """The row of the table at `place`; what is not measured is as `known`."""
+    name, episodes, noise, times = place
+    case = cases()[name]
     learner = mj.ForwardLearner(case.loss, case.initial, STEP_SIZE, gradient_noise=noise)
-    truth = jax.vmap(case.loss.gradient)(case.alphas)
-    d = case.alphas.shape[1]
-    squares: dict[str, list] = {}
-    hits = []
-
-    def note(name, values):
-        """Squared errors, averaged over α; the last axes of `values` are (α, component)."""
-        squares.setdefault(name, []).append(np.mean((np.asarray(values) - np.asarray(truth)) ** 2, (-2, -1)))
-
+    usual = 1 if times > 1 and episodes >= 100_000 else SETS[case.dim][SIZES.index(episodes)]
+    if known and (given.ours or given.rivals):
+        usual = known["sets"]  # what is kept was measured on as many
+    sets = given.sets or usual
+    there = contestants(case.dim, episodes, times)
+    rivals = {rival: method for rival, method in there.items() if wanted(rival, place, case.dim, given)}
+    if given.cross_validate and times == 1:
+        rivals |= {f"{n}, cross-validated": functools.partial(cross_validated, degree=k) for k, n in DEGREES.items()}
+    cell = Cell(jax.vmap(case.loss.gradient)(case.alphas))
+    # The same episodes at one time and at many; a number that does not depend on what other cases there are.
+    seed = zlib.crc32(f"{name} {episodes} {noise}".encode())
     for k in range(sets):
         key = jax.random.fold_in(jax.random.key(seed), k)
-        look = functools.partial(mj.observe, key, learner, num_episodes=episodes)
-        samples = look(times=[case.time])
-        scale = float(jnp.std(samples.x))
-        ours = mj.MalliavinField(samples)
-        plain = mj.MalliavinField(samples, control=None)
-        result = evaluate(ours, case.alphas)
-        note("this library", result.value)
-        hits.append(np.mean(np.abs(np.asarray(result.value - truth)) < 1.96 * np.asarray(result.stderr)))
-        note("without control", evaluate(plain, case.alphas).value)
-        if episodes < 100_000:
-            times = np.round(np.linspace(*case.many, MANY) / STEP_SIZE) * STEP_SIZE
-            note("many times", evaluate(mj.MalliavinField(look(times=times)), case.alphas).value)
-        if d == 1 and kernels:
-            with_length = mj.MalliavinField(samples, mj.Laplace(1.0), control=None)
-            # The sorted form is made for one length: the dense one serves a sweep.
-            dense = eqx.tree_at(lambda f: f.sorted, with_length, None, is_leaf=lambda leaf: leaf is None)
-            lengths = jnp.asarray(scale * LENGTHS, samples.x.dtype)
-            note("without control, oracle length", sweep(dense, case.alphas, lengths, length_of))
-            note("the paper, literally", paper_estimate(look(times=[case.time], scheme=PAPER), case.alphas))
-        for degree, name in DEGREES.items() if kernels else ():
-            widths = jnp.asarray(scale * bandwidths(noise), samples.x.dtype)
-            note(f"{name}, oracle", sweep(kernel_field(samples, degree, 1.0), case.alphas, widths))
-            if cross_validate and k == 0:
-                note(f"{name}, cross-validated", evaluate(kernel_field(samples, degree, "auto"), case.alphas).value)
-    return {name: oracle(sets)[0] for name, sets in squares.items()}, float(np.mean(hits))
+        look = functools.partial(mj.observe, key, learner, num_episodes=episodes, times=case.times(times))
+        full = functools.partial(ours.field, form="full correction")
+        view = models.View(look(), case.alphas, noise, look=look, network_seconds=given.network, full=full)
+        for form in ours.FORMS if given.ours or not given.rivals else ():
+            cell.run_ours(form, view)
+        for rival, method in rivals.items():
+            if k == 0 or not on_first_set_only(rival, case.dim):
+                cell.run(rival, method, view)
+    if known and known["sets"] != sets:
+        print(f"  (numbers of the last run, of {known['sets']} data sets, are not kept beside those of {sets})")
+        known = {}
+    row = {"case": name, "noise": noise, "episodes": episodes, "times": times, "sets": sets}
+    row |= {part: {**known.get(part, {}), **new} for part, new in cell.row().items()}
+    row["limit"] = noise / np.sqrt(episodes * times)
+    if "this library" in row["errors"]:
+        row["best rival"], row["ratios"] = verdict.judge(row)
+        return row
+    raise SystemExit("there are no numbers of this library to compare with: leave --rivals out, or add --ours")
 
 
-def best(row, names):
-    return min(value for name, value in row.items() if name in names)
+def wanted(name, place, dim, given):
+    """Whether a rival is measured in this run."""
+    _, episodes, noise, _ = place
+    usual = noise in SLOW["noise"] and episodes in SLOW["episodes"] and not given.fast
+    if is_slow(name, dim) and not (usual or given.rivals):
+        return False
+    if name == "network, oracle" and given.network <= 0:
+        return False
+    if given.rivals:
+        return any(part in name for part in given.rivals)
+    return not given.ours
 
 
-def judge(row):
-    """The comparisons that the table ends with: errors relative to ours."""
-    ours = row["this library"]
-    low = [f"{DEGREES[k]}, oracle" for k in (0, 1)]
-    any_degree = [f"{label}, oracle" for label in DEGREES.values()]
-    verdict = {
-        "to best oracle, degree 0 or 1": ours / best(row, low),
-        "to best oracle, any degree": ours / best(row, any_degree),
-        "to no control": ours / row["without control"],
-    }
-    if "many times" in row:
-        verdict["many times to one"] = row["many times"] / ours
-    if row["limit"] > 0:
-        verdict["to physical limit"] = ours / row["limit"]
-    if "the paper, literally" in row:
-        verdict["to the paper"] = ours / row["the paper, literally"]
-        verdict["no control, to its oracle length"] = row["without control"] / row["without control, oracle length"]
-    return verdict
+def show(row):
+    order = sorted(row["rmse"].items(), key=lambda entry: entry[1])
+    print("  " + "; ".join(f"{method} {error:.4g} ({row['seconds'][method]:.1f} s)" for method, error in order))
+    print(f"  limit {row['limit']:.4g}; best rival {row['best rival']}", end="; ")
+    print("; ".join(f"{what} {ratio:.2f}" for what, ratio in row["ratios"].items()), end="; ")
+    print(f"coverage {row['coverage'].get('this library', np.nan):.2f}", end="; ")
+    print(f"stderr/RMSE {row['stderr to rmse'].get('this library', np.nan):.2f}", flush=True)
 
 
 def slopes(rows):
@@ -159,7 +185,7 @@ def slopes(rows):
     found = {}
     for name in dict.fromkeys(row["case"] for row in rows if row["case"].endswith("d = 1")):
         for noise in (n for n in NOISES if n > 0):
-            mine = [row for row in rows if row["case"] == name and row["noise"] == noise]
+            mine = [row for row in rows if (row["case"], row["noise"], row["times"]) == (name, noise, 1)]
             if len(mine) == len(SIZES):
                 sizes, errors = zip(*[(row["episodes"], row["rmse"]["this library"]) for row in mine], strict=True)
                 found[f"{name}, noise {noise:g}"] = exponent(sizes, errors)
@@ -168,48 +194,46 @@ def slopes(rows):
     return found
 
 
-def one_row(place, known, *, ours, cross_validate):
-    """The row of the table at `place`, (case, episodes, noise); `known` are errors of an earlier run to keep."""
-    name, episodes, noise = place
-    case = cases()[name]
-    sets = SETS[case.alphas.shape[1]][SIZES.index(episodes)]
-    seed = ORDER.index(place)
-    found, coverage = one_cell(case, noise, episodes, sets, seed, kernels=not ours, cross_validate=cross_validate)
-    errors = {**known, **found, "limit": noise / np.sqrt(episodes)}
-    ratios = {**judge(errors), "coverage of 95 % intervals": coverage}
-    print("  " + "; ".join(f"{method} {value:.4g}" for method, value in errors.items()))
-    print("  " + "; ".join(f"{what} {ratio:.2f}" for what, ratio in ratios.items()), flush=True)
-    return {"case": name, "noise": noise, "episodes": episodes, "sets": sets, "rmse": errors, "ratios": ratios}
-
-
-def main():
-    arguments = parser(__doc__, "N = 1000 and 10 000 only, no cross-validation")
+def asked():
+    arguments = parser(__doc__, "one small cell a loss, without networks")
     arguments.add_argument("--only", default="", help="only cases whose name contains this")
     arguments.add_argument("--noise", type=float, nargs="*", default=NOISES, choices=NOISES)
     arguments.add_argument("--episodes", type=int, nargs="*", default=SIZES, choices=SIZES)
-    arguments.add_argument("--ours", action="store_true", help="keep the kernels' numbers of the last run")
-    arguments.add_argument("--no-cv", action="store_true", help="leave cross-validation out")
+    arguments.add_argument("--times", type=int, nargs="*", default=(1, MANY), choices=(1, MANY))
+    arguments.add_argument("--sets", type=int, default=0, help="data sets a cell; 0: as many as the size allows")
+    arguments.add_argument("--ours", action="store_true", help="measure this library, and of the rivals only --rivals")
+    arguments.add_argument("--rivals", nargs="+", default=(), help="of the rivals, only those whose name contains one")
+    arguments.add_argument("--network", type=float, default=60.0, help="seconds for the networks of a row; 0: none")
+    arguments.add_argument("--cross-validate", action="store_true", help="kernels with their own bandwidth as well")
     given = arguments.parse_args()
+    if given.fast:
+        given.episodes, given.noise, given.sets, given.network = (1000,), (2.0,), 2, 0.0
+    return given
+
+
+def main():
+    given = asked()
     began = time.perf_counter()
     path = RESULTS / "accuracy.json"
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows = {(row["case"], row["episodes"], row["noise"]): row for row in earlier}
-    listed = earlier
+    # Rows of version 0.1.0 do not say how many times they are for: they are of another form, and not kept.
+    rows = {tuple(row[k] for k in ("case", "episodes", "noise", "times")): row for row in earlier if "times" in row}
     for place in ORDER:
-        name, episodes, noise = place
-        wanted = given.only in name and episodes in given.episodes and noise in given.noise
-        if not wanted or (given.fast and episodes >= 100_000):
+        name, episodes, noise, times = place
+        if given.only not in name or episodes not in given.episodes or noise not in given.noise:
             continue
-        print(f"\n{name}, noise {noise}, N = {episodes}   [{time.perf_counter() - began:.0f} s]")
-        cross = not (given.fast or given.no_cv) and noise in (0.5, 2.0) and episodes > 1000
-        known = rows[place]["rmse"] if given.ours else {}
-        rows[place] = one_row(place, known, ours=given.ours, cross_validate=cross)
+        if times not in given.times:
+            continue
+        print(f"\n{name}, noise {noise}, N = {episodes}, {times} times   [{time.perf_counter() - began:.0f} s]")
+        rows[place] = one_row(place, rows.get(place, {}), given)
+        show(rows[place])
         listed = [rows[key] for key in ORDER if key in rows]
         # After every row: a long run may be cut, and what is done is kept.
-        save("accuracy", {"machine": machine(), "slopes": slopes(listed), "rows": listed}, fast=given.fast)
+        results = {"machine": machine(), "slopes": slopes(listed), "summary": verdict.summary(listed), "rows": listed}
+        save("accuracy", results, fast=given.fast)
+    listed = [rows[key] for key in ORDER if key in rows]
+    verdict.show(verdict.summary(listed))
     if not given.fast:
-        for name, slope in slopes(listed).items():
-            print(f"slope of log RMSE in log N, {name}: {slope:.3f}")
         draw(listed)
 
 

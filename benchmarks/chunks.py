@@ -58,7 +58,8 @@ def read(folder):
     checked = time.perf_counter()
     chunks = recording.chunks(BLOCK, steps=[8, 16])
     alphas = jnp.linspace(-1, 1, 41)[:, None]
-    field = mj.MalliavinField(chunks[0])  # the first chunk chooses the length and the control, and is left out
+    # The first chunk chooses the length and the control, and is left out.
+    field = mj.MalliavinField(chunks[0], correction="full")
     accumulator = mj.Accumulator(alphas, field.localizer, field.folds[0].potential)
     later = [lambda number=number: chunks[number] for number in range(1, len(chunks))]
     estimate = mj.accumulate(later, accumulator, progress=True).estimate()

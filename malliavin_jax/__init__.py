@@ -8,6 +8,7 @@ from . import (
     io as io,
     kernel as kernel,
     learner as learner,
+    models as models,
     potentials as potentials,
     recording as recording,
     recovery as recovery,
@@ -32,7 +33,7 @@ from .fields import (
     MalliavinField as MalliavinField,
     TabulatedField as TabulatedField,
     TrueField as TrueField,
-    short_localizer as short_localizer,
+    goodness_of_fit as goodness_of_fit,
 )
 from .learner import (
     ForwardLearner as ForwardLearner,
@@ -40,6 +41,7 @@ from .learner import (
     initial as initial,
     simulate as simulate,
 )
+from .models import short_localizer as short_localizer
 from .potentials import Potential as Potential
 from .recording import (
     Recording as Recording,
@@ -63,6 +65,7 @@ from .streaming import (
     observe_and_accumulate as observe_and_accumulate,
 )
 from .weights import (
+    Adapted as Adapted,
     Canonical as Canonical,
     Reciprocal as Reciprocal,
     Windowed as Windowed,

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers share the cores: threads of one would wait for another's
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Most of the time goes to the compiler: what one worker compiles serves the others, and the processes they start.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="malliavin_jax_compiled_")

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from .. import io
 from ..estimate.ratio import Estimate
 from ..fields.malliavin import MalliavinField
-from ..fields.selection import short_localizer
+from ..models.selection import short_localizer
 from ..recording.recording import Recording
 from ..recording.report import Consistency, consistency
 from ..recovery.integration import loss_from_estimates
@@ -197,9 +197,10 @@ def _default_steps(recording: Recording) -> list[int]:
 def _estimates(bank: Bank, alphas: Float[Array, "q d"], request: Request) -> Estimate:
     """From the field of all samples; or, in chunks, with the length and the control that the first one suggests."""
     localizer = short_localizer(bank.samples) if request.safe else "auto"
-    field = MalliavinField(bank.samples, localizer)
     if not bank.later:
+        field = MalliavinField(bank.samples, localizer)
         return eqx.filter_jit(lambda field, at: jax.lax.map(field, at, batch_size=_ALPHAS))(field, alphas)
+    field = MalliavinField(bank.samples, localizer, correction="full")  # one with folds
     # The control must not have seen the episodes it corrects: those of the first chunk are left out of the sums.
     accumulator = Accumulator(alphas, field.localizer, field.folds[0].potential)
     return accumulate(bank.later, accumulator, progress=True).estimate()

@@ -1,12 +1,12 @@
-"""The paper's numerical example, in one command: four figures, a table of errors and a JSON file.
+"""The paper's numerical example, in one command: figures, a table of errors and a JSON file.
 
 A learner runs Langevin dynamics on L(x) = x⁴/4 + x²/2, started at N(0, 1) and observed at s = 0.8, 5000 episodes.
-From these the gradient is estimated on a grid and drives a passive chain of 2000 steps after 300, whose histogram
-gives the loss back. Three estimators run side by side: this library's default, the paper's own formulas taken as
-they stand, and the kernel baseline.
+From these the gradient is estimated on a grid, rung by rung from the paper's formulas to this library's default,
+without gradient noise as in the paper's example and with it as in its model (`ladder.py`). Without noise it then drives
+a passive chain of 2000 steps after 300, whose histogram gives the loss back. Three estimators run side by side: this
+library's default, the paper's own formulas taken as they stand, and the kernel baseline.
 """
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +16,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
-from .. import plots
 from .._base.types import Key, Vector
 from ..chain.passive import Chain, passive_langevin
 from ..estimate.conditional import conditional_expectation
 from ..estimate.localizers import Heaviside, Laplace
 from ..estimate.ratio import Estimate
 from ..fields.fresh import FreshField, TrueField
-from ..fields.malliavin import MalliavinField
 from ..kernel.fields import NadarayaWatson
 from ..learner.initial import Normal
 from ..learner.learner import ForwardLearner
@@ -33,16 +32,14 @@ from ..recovery.density import loss_from_samples
 from ..recovery.loss import Loss
 from ..samples.samples import Samples
 from ..samples.simulated import observe
-from ..weights.canonical import Canonical
-from ..weights.scheme import Scheme
-from ..weights.windowed import Reciprocal
-from .pictures import picture
+from . import pictures
+from .ladder import ADAPTED, NOISES, PAPER, PAPER_SCHEME, Ladder, climb, ladder_results, ladder_table, on_grid
+from .output import write_json
 
 TIME, STEP_SIZE, BETA, ETA = 0.8, 0.01, 1.0, 0.05
 RANGE = (-2.0, 2.0)
 LIMIT, EDGE = 20.0, 2.5  # of the paper's estimate, and of the positions at which it is asked
-OURS, PAPER, KERNEL, EXACT = "malliavin_jax", "paper, literally", "kernel", "true gradient"
-PAPER_SCHEME = Reciprocal(third="ito", jacobian="exponential")
+OURS, KERNEL, EXACT = "malliavin_jax", "kernel", "true gradient"
 
 
 class LiteralField(eqx.Module):
@@ -73,21 +70,15 @@ class Extent(NamedTuple):
     """How much is simulated."""
 
     episodes: int
+    sets: int  # of the ladder; all else is of the first
     chains: int
     fresh_chains: int
     steps: int
     burn_in: int
 
 
-FULL = Extent(episodes=5000, chains=256, fresh_chains=8, steps=2300, burn_in=300)
-FAST = Extent(episodes=1000, chains=32, fresh_chains=4, steps=600, burn_in=100)
-
-
-class Observed(NamedTuple):
-    """The same episodes, weighed as this library does and as the paper does."""
-
-    ours: Samples
-    paper: Samples
+FULL = Extent(episodes=5000, sets=5, chains=256, fresh_chains=2, steps=2300, burn_in=300)
+FAST = Extent(episodes=1000, sets=1, chains=32, fresh_chains=2, steps=600, burn_in=100)
 
 
 class Fields(NamedTuple):
@@ -118,19 +109,17 @@ def reproduce(out: Path, *, seed: int = 0, fast: bool = False, say: Callable[[st
     began = time.perf_counter()
     extent = FAST if fast else FULL
     potential = Quartic()
-    learner = ForwardLearner(potential, Normal(), STEP_SIZE)
     observing, on_bank, on_fresh = jax.random.split(jax.random.key(seed), 3)
+    ladders = [_climb(observing, potential, noise, extent, say) for noise in NOISES]
 
-    say(f"observing {extent.episodes} episodes at s = {TIME}")
-    observed = _observe(observing, learner, extent)
-    say("choosing the length and fitting the control")
-    fields = _fit(observed, learner, extent)
     say("estimating the gradient on a grid")
+    fields = _fields(ladders[0], potential, extent)
     grid = _estimate_on_grid(fields, potential)
     chains = _run_all(on_bank, on_fresh, fields, extent, say)
     losses = {name: _recover(chain) for name, chain in chains.bank.items()}
-    results = {
+    results: dict[str, Any] = {
         "settings": _settings(seed, extent, fields.length),
+        "ladder": ladder_results(ladders),
         "gradient_rmse": {n: _rms(e.value - grid.truth) for n, e in grid.estimates.items()},
         "gradient_worst": {n: float(jnp.max(jnp.abs(e.value - grid.truth))) for n, e in grid.estimates.items()},
         "bank": {n: _chain_errors(chain, losses[n], potential) for n, chain in chains.bank.items()},
@@ -138,33 +127,46 @@ def reproduce(out: Path, *, seed: int = 0, fast: bool = False, say: Callable[[st
     }
     say("drawing")
     out.mkdir(parents=True, exist_ok=True)
-    _draw(out, grid, chains.bank, losses, potential)
+    _draw(out, ladders, chains.bank, losses, potential)
     results["seconds"] = time.perf_counter() - began
-    table = _table(results)
-    (out / "table.txt").write_text(table + "\n")
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    table = f"{ladder_table(ladders, extent.episodes, extent.sets)}\n\n{_table(results)}"
+    (out / "table.txt").write_text(table + "\n", encoding="utf-8")
+    write_json(out / "results.json", results)
     say(table)
     say(f"figures, table.txt and results.json are in {out} ({results['seconds']:.0f} s)")
     return results
 
 
-def _observe(key: Key, learner: ForwardLearner, extent: Extent) -> Observed:
-    def weighed(scheme: Scheme) -> Samples:
-        return observe(key, learner, num_episodes=extent.episodes, times=[TIME], scheme=scheme)
-
-    return Observed(ours=weighed(Canonical()), paper=weighed(PAPER_SCHEME))
+def _alphas() -> Float[Array, "alphas 1"]:
+    """Where the gradient is asked for."""
+    return jnp.linspace(-1, 1, 41)[:, None]
 
 
-def _fit(observed: Observed, learner: ForwardLearner, extent: Extent) -> Fields:
+def _climb(key: Key, potential: Quartic, noise: float, extent: Extent, say: Callable[[str], None]) -> Ladder:
+    say(f"gradient noise {noise:g}: {extent.sets} x {extent.episodes} episodes observed at s = {TIME}, rung by rung")
+    return climb(
+        key,
+        potential,
+        _alphas(),
+        noise=noise,
+        step_size=STEP_SIZE,
+        time=TIME,
+        num_episodes=extent.episodes,
+        num_sets=extent.sets,
+    )
+
+
+def _fields(ladder: Ladder, potential: Quartic, extent: Extent) -> Fields:
     """The estimators; on fresh episodes, which are too few to choose a length from, with the length of the bank."""
-    ours = MalliavinField(observed.ours)
-    length = ours.localizer.length if isinstance(ours.localizer, Laplace) else 0.5
+    learner = ForwardLearner(potential, Normal(), STEP_SIZE)
+    chosen = ladder.field.localizer
+    length = chosen.length if isinstance(chosen, Laplace) else 0.5
     return Fields(
         bank={
-            OURS: ours,
-            PAPER: LiteralField(observed.paper, learner, extent.episodes),
-            KERNEL: NadarayaWatson(observed.ours),
-            EXACT: TrueField(learner.potential),
+            OURS: ladder.field,
+            PAPER: LiteralField(ladder.samples[PAPER], learner, extent.episodes),
+            KERNEL: NadarayaWatson(ladder.samples[ADAPTED]),
+            EXACT: TrueField(potential),
         },
         fresh={
             OURS: FreshField(learner, Laplace(length), num_episodes=extent.episodes, time=TIME),
@@ -175,8 +177,8 @@ def _fit(observed: Observed, learner: ForwardLearner, extent: Extent) -> Fields:
 
 
 def _estimate_on_grid(fields: Fields, potential: Quartic) -> Grid:
-    alphas = jnp.linspace(-1, 1, 41)[:, None]
-    estimates = {name: jax.jit(jax.vmap(field))(alphas) for name, field in fields.bank.items() if name != EXACT}
+    alphas = _alphas()
+    estimates = {name: on_grid(field, alphas) for name, field in fields.bank.items() if name != EXACT}
     return Grid(alphas, estimates, jax.vmap(potential.gradient)(alphas))
 
 
@@ -216,6 +218,7 @@ def _settings(seed: int, extent: Extent, length: float) -> dict[str, Any]:
     return {
         "seed": seed,
         "episodes": extent.episodes,
+        "data_sets": extent.sets,
         "time": TIME,
         "step_size": STEP_SIZE,
         "chains": extent.chains,
@@ -247,29 +250,26 @@ def _chain_errors(chain: Chain, loss: Loss, potential: Quartic) -> dict[str, flo
     }
 
 
-def _draw(out: Path, results: Grid, chains: dict[str, Chain], losses: dict[str, Loss], potential: Quartic) -> None:
-    """The four figures."""
-    three = (OURS, PAPER, KERNEL)
+def _draw(
+    out: Path, ladders: list[Ladder], chains: dict[str, Chain], losses: dict[str, Loss], potential: Quartic
+) -> None:
+    """The figures."""
+    true_gradient = jax.vmap(potential.gradient)
+    alphas = _alphas()
     grid = np.linspace(*RANGE, 401)
     loss = grid**4 / 4 + grid**2 / 2
-    gibbs = np.exp(-BETA * loss)
-    gibbs /= np.sum(gibbs) * (grid[1] - grid[0])
-    first = {name: chains[name] for name in three}
-    true_gradient = jax.vmap(potential.gradient)
-    pictures = {
-        "gradient.png": lambda ax: plots.gradient_bands(results.alphas, results.estimates, results.truth, ax=ax),
-        "chain.png": lambda ax: plots.chain_trace(
-            {n: c.gradients[0] for n, c in first.items()},
-            {n: true_gradient(c.positions[0]) for n, c in first.items()},
-            ax=ax,
-        ),
-        "histogram.png": lambda ax: plots.histogram_against_gibbs(
-            {n: c.positions for n, c in first.items()}, grid, gibbs, ax=ax
-        ),
-        "loss.png": lambda ax: plots.loss_recovery({n: losses[n] for n in three}, grid, loss, ax=ax),
-    }
-    for name, draw in pictures.items():
-        picture(out / name, draw)
+    pictures.draw_ladder(out / "ladder.png", ladders)
+    for ladder in ladders:
+        name = f"gradient_noise_{ladder.noise:g}.png" if ladder.noise else "gradient.png"
+        pictures.draw_rungs(out / name, alphas, ladder, true_gradient(alphas))
+    estimated = {name: chain for name, chain in chains.items() if name != EXACT}
+    errors = {n: c.gradients[0] - true_gradient(c.positions[0]) for n, c in estimated.items()}
+    pictures.draw_traces(out / "chain.png", errors)
+    label = {name: f"{name}, {len(chain.positions)} chains" for name, chain in chains.items()}
+    positions = {label[n]: c.positions for n, c in chains.items()}
+    pictures.draw_histograms(out / "histogram.png", positions, grid, np.exp(-BETA * loss))
+    recovered = {label[n]: loss for n, loss in losses.items()}
+    pictures.draw_losses(out / "loss.png", recovered, lambda x: x**4 / 4 + x**2 / 2, apart=label[PAPER])
 
 
 def _table(results: dict[str, Any]) -> str:

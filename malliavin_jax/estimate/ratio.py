@@ -8,6 +8,7 @@ from .._base.types import Flag, Scalar
 from .sums import Sums
 
 TRUSTED_FROM = 3.0  # a density this many standard errors above zero carries an estimate
+EPISODES_FROM = 5.0  # and no fewer episodes of equal weight than this
 
 
 class Estimate(eqx.Module):
@@ -43,16 +44,24 @@ class Estimate(eqx.Module):
     trusted: Flag
 
 
-def ratio_estimate(sums: Sums, episodes: Array | int, points: Array | int, inside: Flag) -> Estimate:
-    """The ratio with its standard errors, `points` being the number of observed points in all `episodes`."""
+def ratio_estimate(
+    sums: Sums, episodes: Array | int, points: Array | int, inside: Flag, scale: Scalar | float = 0.0
+) -> Estimate:
+    """The ratio with its standard errors, `points` being the number of observed points in all `episodes`.
+
+    `scale` is the size of the values averaged: no standard error is below their rounding.
+    """
     tiny, points = jnp.finfo(sums.w.dtype).tiny, jnp.asarray(points, sums.w.dtype)
     empty = jnp.abs(sums.w) <= tiny  # nothing to divide by; a NaN is not empty, and stays one
     safe = jnp.where(empty, 1, sums.w)
     value = jnp.where(empty, 0, sums.n / safe)
     variance = jnp.maximum(sums.shifted(-value).nn, 0)  # Σ (n − ρ w)²
-    stderr = jnp.where(empty, jnp.inf, jnp.sqrt(variance) / jnp.abs(safe))
+    rounding = jnp.finfo(sums.w.dtype).eps * (jnp.abs(value) + scale)
+    stderr = jnp.where(empty, jnp.inf, jnp.sqrt(variance / safe**2 + rounding**2))
     density = sums.w / points
     spread = jnp.maximum(sums.ww - sums.w**2 / episodes, 0)
     density_stderr = jnp.sqrt(spread) / points
-    trusted = inside & (density > TRUSTED_FROM * density_stderr)
+    # Of very few episodes the spread may be 0 by chance, and says nothing: so many must carry the estimate.
+    enough = sums.w**2 >= EPISODES_FROM * sums.ww
+    trusted = inside & enough & (density > TRUSTED_FROM * density_stderr)
     return Estimate(value, stderr, density, density_stderr, trusted)

@@ -41,16 +41,21 @@ class Tail(eqx.Module):
     def middle(self) -> Vector:
         return (self.low + self.high) / 2
 
-    def __call__(self, alpha: Vector) -> Vector:
-        d = alpha.shape[0]
-        nearest = jnp.clip(alpha, self.low, self.high)
+    def at(self, nearest: Vector) -> tuple[Vector, Scalar]:
+        """The mean plane at a place in the box, and the stiffness with which it goes on beyond."""
+        d = nearest.shape[0]
         square = functools.reduce(jnp.add, [(self.x[j] - nearest[j]) ** 2 for j in range(d)])
         kernel = 1 / (1 + square / self.reach**2) ** ((d + 6) // 2)
         mass, rest = jnp.split(jnp.dot(kernel, self.planes, precision=lax.Precision.HIGHEST), [1])
         gradient, hessian = jnp.split(rest / jnp.maximum(mass, jnp.finfo(mass.dtype).tiny), [d])
         hessian = hessian.reshape(d, d)
         stiffness = jnp.maximum(jnp.trace(hessian) / d, self.floor)
-        return gradient + hessian @ (nearest - self.middle) + stiffness * (alpha - nearest)
+        return gradient + hessian @ (nearest - self.middle), stiffness
+
+    def __call__(self, alpha: Vector) -> Vector:
+        nearest = jnp.clip(alpha, self.low, self.high)
+        value, stiffness = self.at(nearest)
+        return value + stiffness * (alpha - nearest)
 
 
 class TabulatedTail(eqx.Module):
@@ -61,12 +66,17 @@ class TabulatedTail(eqx.Module):
     low: Vector
     high: Vector
 
+    def at(self, nearest: Vector) -> tuple[Vector, Scalar]:
+        """The mean plane at a place in the box, and the stiffness with which it goes on beyond."""
+        place = (nearest - self.low) / (self.high - self.low) * (self.value.shape[0] - 1)
+        is_left = nearest[0] < (self.low + self.high)[0] / 2
+        stiffness = jnp.where(is_left, self.stiffness[0], self.stiffness[1])
+        return interpolate(self.value, corners_around(place, self.value.shape)).reshape(1), stiffness
+
     def __call__(self, alpha: Vector) -> Vector:
         nearest = jnp.clip(alpha, self.low, self.high)
-        place = (nearest - self.low) / (self.high - self.low) * (self.value.shape[0] - 1)
-        inside = interpolate(self.value, corners_around(place, self.value.shape))
-        stiffness = jnp.where(alpha < nearest, self.stiffness[0], self.stiffness[1])
-        return inside + stiffness * (alpha - nearest)
+        value, stiffness = self.at(nearest)
+        return value + stiffness * (alpha - nearest)
 
 
 @eqx.filter_jit
@@ -113,14 +123,15 @@ def guarded_estimate(
     high: Vector,
     episodes: int,
     points: Int[Array, ""],
+    scale: Scalar,
 ) -> Estimate:
     """The ratio where the data carry it, the tail where they do not, and a continuous passage between.
 
-    `low` and `high` are the box of the `points` observed points of all `episodes`.
+    `low` and `high` are the box of the `points` observed points of all `episodes`, `scale` the size of gradients.
     """
     inside = jnp.all((alpha >= low) & (alpha <= high))
     # Outside the box the sums are taken at its nearest point: they are finite there, and not used.
-    ratio = ratio_estimate(sums(jnp.clip(alpha, low, high)), episodes, points, inside)
+    ratio = ratio_estimate(sums(jnp.clip(alpha, low, high)), episodes, points, inside, scale)
     z = ratio.density / jnp.maximum(ratio.density_stderr, jnp.finfo(alpha.dtype).tiny)
     confidence = jnp.where(inside, jnp.clip(2 * z / TRUSTED_FROM - 1, 0, 1), 0)
     planes = tail(alpha)

@@ -8,14 +8,14 @@ from .._base.types import Key, Vector
 from ..estimate.localizers import AbstractLocalizer
 from ..estimate.ratio import Estimate
 from ..learner.learner import ForwardLearner, initial_shape
+from ..models.folds import folded_sums, make_fold
 from ..potentials.base import AbstractPotential
 from ..potentials.products import MatrixFree
+from ..samples.default_scheme import choose_scheme
 from ..samples.simulated import observe_steps
-from ..samples.summary import box
-from ..weights.canonical import Canonical
+from ..samples.summary import box, masked_mean
 from ..weights.scheme import Scheme
 from .extrapolation import guarded_estimate, tangent_planes
-from .folds import folded_sums, make_fold
 
 
 class TrueField(eqx.Module):
@@ -53,7 +53,7 @@ class FreshField(eqx.Module):
         localizer: must be given, because choosing one at every step would cost more than the step.
         num_episodes: how many are simulated at each call, at least 2.
         time: the conditioning time s, a multiple of the learner's step size.
-        scheme: the weight scheme; None is `Canonical()`.
+        scheme: the weight scheme; None as in `observe`.
         control: a fixed potential that assists, or None.
 
     Returns:
@@ -97,7 +97,7 @@ class FreshField(eqx.Module):
         self.num_episodes = check_count("num_episodes", num_episodes, at_least=2)
         self.stops = steps_at([time], learner.step_size, name="time")
         self.learner, self.localizer = floats_to_arrays(learner, dtype), localizer
-        self.scheme = Canonical() if scheme is None else floats_to_arrays(scheme, dtype)
+        self.scheme = floats_to_arrays(choose_scheme(self.learner, scheme, self.stops[-1]), dtype)
         self.control = control
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
@@ -115,4 +115,5 @@ class FreshField(eqx.Module):
             high=high,
             episodes=self.num_episodes,
             points=jnp.sum(samples.observed),
+            scale=jnp.sqrt(jnp.sum(masked_mean(samples.gradient**2, samples.observed))),
         )

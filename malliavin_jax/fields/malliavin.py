@@ -8,23 +8,33 @@ from jaxtyping import Array, Int
 
 from .._base import mesh
 from .._base.checks import check_shape
-from .._base.types import Key, Vector
+from .._base.types import Key, Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer, Laplace
 from ..estimate.ratio import Estimate
 from ..estimate.sums import Sums, add_up
+from ..models.fitted import fit_models, kinds_for
+from ..models.folds import Fold, folded_sums, make_fold
+from ..models.selection import choose_localizer
 from ..potentials.base import AbstractPotential
 from ..samples.samples import Samples, check_samples
-from ..samples.summary import box
+from ..samples.summary import box, masked_mean
+from .assisted import AssistedTable
+from .correction import Correction, how_much, tabulate
 from .extrapolation import TabulatedTail, Tail, guarded_estimate, make_tail
-from .folds import Fold, cross_fitted, folded_sums, make_fold
-from .selection import Choice, choose_localizer
 from .sorted import SortedBank, sort_bank
 
 
 class MalliavinField(eqx.Module):
     """The counterfactual gradient E[∇L(X_s) | X_s = α] from a bank of samples, with its standard error.
 
-    In one dimension with a `Laplace` localizer a query costs O(log N); otherwise O(N), in chunks.
+    A model of the loss is fitted to the samples, and the debiased (Malliavin) estimate, which is unbiased whatever the
+    model is, judges it: where it finds no bias the model stands alone, where it does the model is corrected, and
+    `field.correction` says what was chosen and why. A model that stands alone, or whose correction is tabulated, makes
+    a query cost some 6^d multiplications, however many samples there are. The whole correction costs O(log N) a query
+    in one dimension with a `Laplace` localizer, and O(N) otherwise, in chunks.
+
+    Standard errors of a model are those of its sandwich variance, clustered by episode, with the bias of its smoothing
+    (see `models/errors.py`); those of a correction are clustered by episode too.
 
     Where the data do not carry an estimate (`trusted` is False: density below three standard errors, or α outside
     the box of observed positions) the value passes, between three and one and a half standard errors, to an average
@@ -33,19 +43,26 @@ class MalliavinField(eqx.Module):
 
     Args:
         samples: the bank, with Hessians.
-        localizer: "auto" (the default) takes the length of least estimated standard error and, beyond one dimension,
-            the core of least estimated risk; or any of `Laplace`, `Gaussian`, `Heaviside`, `Centered`, or your own.
-        control: a potential m that assists. The estimator averages the residuals g − ∇m(X_s) and adds ∇m(α) back,
-            which is unbiased whatever m is and precise where m is good. "auto" fits a polynomial to gradients and
-            Hessians of the *other* half of the episodes (two-fold cross-fitting), and is dropped where its estimated
-            error is larger than without; None switches it off.
+        localizer: of the debiased estimate. "auto" (the default) takes the length of least estimated standard error
+            and, beyond one dimension, the core of least estimated risk; or any of `Laplace`, `Gaussian`, `Heaviside`,
+            `Centered`, or your own.
+        control: the model m. "auto" takes the best, on held-out episodes, of a spline (up to three dimensions), a
+            polynomial (beyond one) and none; "spline" or "polynomial" one of these, unless none is better. Each half
+            of the episodes is corrected with the model of the *other* half (two-fold cross-fitting). A potential of
+            yours is taken as it is, and corrected in full; None does without.
+        correction: how much of the debiased average of the residuals g − ∇m(X_s) is added to a fitted model. "auto"
+            tests, in up to three dimensions, the model alone and then kernel averages of its residuals of shorter and
+            shorter lengths against the debiased estimate, and takes the first that it does not reject at the level
+            0.1. "full" is unbiased whatever the model is, chooses nothing, and has the larger variance (the paper's
+            way); "none" is the fitted model alone.
 
     Returns:
         Called as `field(alpha)` with α of shape (d,), an `Estimate` with d entries. `jit`, `vmap` and `scan` work.
 
     Raises:
         ValueError: if `samples` hold no Hessians, fewer than two observed episodes or an observed number that is not
-            finite; if `localizer` or `control` is another word than "auto"; if α is not of shape (d,).
+            finite; if `localizer`, `control` or `correction` is a word that it does not take, or if they do not go
+            together; if α is not of shape (d,).
 
     Example:
         ```python
@@ -59,6 +76,7 @@ class MalliavinField(eqx.Module):
         field = mj.MalliavinField(samples)
         estimates = jax.jit(jax.vmap(field))(jnp.linspace(-1.0, 1.0, 9)[:, None])
         estimates.value.shape, estimates.trusted.all()  # (9, 1), True
+        print(field.correction)  # the fitted spline alone: p = … against the debiased estimate
         ```
     """
 
@@ -66,59 +84,80 @@ class MalliavinField(eqx.Module):
     localizer: AbstractLocalizer
     sorted: tuple[SortedBank, ...] | None
     tail: Tail | TabulatedTail
+    table: AssistedTable | None
+    correction: Correction
     low: Vector
     high: Vector
     points: Int[Array, ""]
+    scale: Scalar
 
     def __init__(
         self,
         samples: Samples,
         localizer: AbstractLocalizer | Literal["auto"] = "auto",
-        control: AbstractPotential | Literal["auto"] | None = "auto",
+        control: AbstractPotential | Literal["auto", "spline", "polynomial"] | None = "auto",
+        correction: Literal["auto", "full", "none"] = "auto",
     ):
         check_samples(samples)
         samples.require_hessian("MalliavinField")
-        if isinstance(localizer, str) and localizer != "auto":
-            raise ValueError(f"localizer must be 'auto' or a localizer, got {localizer!r}")
-        if isinstance(control, str) and control != "auto":
-            raise ValueError(f"control must be 'auto', None or a potential, got {control!r}")
-
+        _check_words(localizer, control, correction, samples.dim)
+        model = None
         if isinstance(control, str):
-            self.folds, choice = _fitted_control_or_none(samples)
-        else:
-            self.folds, choice = (make_fold(samples, control),), None
-
+            model = fit_models(samples, kinds_for(samples) if control == "auto" else (control,))
+        folds = (make_fold(samples, None if isinstance(control, str) else control),) if model is None else model.folds
         if isinstance(localizer, str):
-            choice = choose_localizer(samples, self.folds) if choice is None else choice
-            localizer = choice.localizer
-        self.localizer = localizer
-
+            localizer = choose_localizer(samples, folds).localizer
+        self.folds, self.localizer = folds, localizer
         self.sorted = None
         if isinstance(localizer, Laplace) and samples.dim == 1 and not mesh.is_split(samples):  # no sorting across
-            self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in self.folds)
-
+            self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)
         self.tail = make_tail(samples)
         self.low, self.high = box(samples)
         self.points = jnp.sum(samples.observed)
+        self.scale = jnp.sqrt(jnp.sum(masked_mean(samples.gradient**2, samples.observed)))
+        self.table = None
+        given = not isinstance(control, str) and control is not None
+        self.correction = how_much(samples, model, localizer, correction, given)
+        if model is not None and (self.correction.kind != "full" or self.correction.tabulated):
+            self.table = tabulate(samples, model, self)
+            self.folds, self.sorted = (), None  # a query reads the table only
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         check_shape("alpha", alpha, self.low.shape)
+        if self.table is not None:
+            return self.table(alpha)
         episodes = sum(fold.bank.episodes for fold in self.folds)
         return guarded_estimate(
-            alpha, self._sums, self.tail, low=self.low, high=self.high, episodes=episodes, points=self.points
+            alpha,
+            self.sums,
+            self.tail,
+            low=self.low,
+            high=self.high,
+            episodes=episodes,
+            points=self.points,
+            scale=self.scale,
         )
 
-    def _sums(self, alpha: Vector) -> Sums:
+    def sums(self, alpha: Vector) -> Sums:
+        """The localized sums of all samples at α, the model added back."""
         if self.sorted is None:
             return folded_sums(self.folds, alpha, self.localizer)
         pairs = zip(self.folds, self.sorted, strict=True)
         return add_up([fold.with_model(bank.sums(alpha), alpha) for fold, bank in pairs])
 
 
-def _fitted_control_or_none(samples: Samples) -> tuple[tuple[Fold, ...], Choice]:
-    """Folds with a control fitted to the other half, or one without any if it has the smaller risk; its localizer."""
-    assisted, plain = cross_fitted(samples), (make_fold(samples, None),)
-    choice, without = choose_localizer(samples, assisted), choose_localizer(samples, plain)
-    if float(choice.risk) <= float(without.risk):  # NaN, from a fit without enough data, loses
-        return assisted, choice
-    return plain, without
+def _check_words(localizer: object, control: object, correction: object, d: int) -> None:
+    """Refuse words that are none of those the arguments take, and what does not go together."""
+    if isinstance(localizer, str) and localizer != "auto":
+        raise ValueError(f"localizer must be 'auto' or a localizer, got {localizer!r}")
+    if isinstance(control, str) and control not in ("auto", "spline", "polynomial"):
+        raise ValueError(f"control must be 'auto', 'spline', 'polynomial', None or a potential, got {control!r}")
+    if control == "spline" and d > 3:
+        raise ValueError(f"control='spline' is for up to three dimensions, got samples with d = {d}")
+    if correction not in ("auto", "full", "none"):
+        raise ValueError(f"correction must be 'auto', 'full' or 'none', got {correction!r}")
+    if correction == "none" and (not isinstance(control, str) or d > 3):
+        raise ValueError(
+            "correction='none' needs a control that is fitted here, in up to three dimensions: "
+            f"got control={control!r} and d = {d}"
+        )

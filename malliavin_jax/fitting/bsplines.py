@@ -83,3 +83,10 @@ def basis(t: Float[Array, ""], intervals: int, orders: int) -> tuple[Array, Floa
         terms = [taken[order + j] * beyond**j / math.factorial(j) for j in range(3 - order)]
         rows.append(functools.reduce(jnp.add, terms))
     return cell, jnp.stack(rows)
+
+
+def host_basis(t: Float[np.ndarray, " n"], intervals: int, orders: int) -> tuple[np.ndarray, np.ndarray]:
+    """`basis` for many t inside the mesh, with NumPy: the cells (n,), and the derivatives (orders, n, 6)."""
+    cell = np.clip(np.floor(t).astype(np.int64), 0, intervals - 1)
+    powers = np.clip(t - cell, 0, 1)[:, None] ** np.arange(SUPPORT)
+    return cell, np.stack([powers @ derivative_pieces(order).T for order in range(orders)])

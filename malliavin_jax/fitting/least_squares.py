@@ -1,4 +1,4 @@
-"""The least-squares fit of a polynomial to observed gradients and Hessians, in chunks of points.
+"""The least-squares fit of a polynomial to observed gradients and, where there are any, Hessians, in chunks of points.
 
 In standardised units z the derivatives of the polynomial are Bφ(z), with φ the monomials of a `DerivativeTable` and B
 linear in the coefficients θ. All that the fit needs of the points are therefore the means of φφᵀ, of φ times what θ
@@ -24,7 +24,7 @@ class Data(NamedTuple):
 
     x: Float[Array, "n d"]
     gradient: Float[Array, "n d"]
-    hessian: Float[Array, "n d d"]
+    hessian: Float[Array, "n d d"] | None
     weights: Float[Array, " n"]
 
 
@@ -42,7 +42,7 @@ class Units(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Weighted means over the points; a row is a derivative, of which there are d + d²."""
+    """Weighted means over the points; a row is a derivative, of which there are d + d², or d without Hessians."""
 
     gram: Float[Array, "u u"]  # φφᵀ
     product: Float[Array, "u rows"]  # φ times what θ leaves over
@@ -69,8 +69,9 @@ def fit_derivatives(
     check_count("the dimension of x", d)
     gradient = float_array("gradient", gradient).astype(x.dtype)
     check_shape("gradient", gradient, (n, d))
-    hessian = float_array("hessian", hessian).astype(x.dtype)
-    check_shape("hessian", hessian, (n, d, d))
+    if hessian is not None:
+        hessian = float_array("hessian", hessian).astype(x.dtype)
+        check_shape("hessian", hessian, (n, d, d))
     weights = jnp.ones((n,), x.dtype) if weights is None else jnp.asarray(weights).astype(x.dtype)
     check_shape("weights", weights, (n,))
     check_nonnegative("weights", weights)
@@ -89,7 +90,7 @@ def _fit(data: Data, *, degree: int, passes: int, chunk_size: int) -> Fit:
     Later passes fit what the earlier ones left over, so they also repair rounding and the ridge's shrinkage.
     """
     d, dtype = data.x.shape[1], data.x.dtype
-    table = derivative_table(all_exponents(d, degree), (1, 2))
+    table = derivative_table(all_exponents(d, degree), (1,) if data.hessian is None else (1, 2))
     units = _standardise(data)
     moments = functools.partial(_moments, data=data, units=units, table=table, chunk_size=chunk_size)
 
@@ -119,7 +120,7 @@ def _moments(
 ) -> Moments:
     """The moments that θ leaves, chunk after chunk."""
     n, dtype = data.x.shape[0], data.x.dtype
-    prediction, of_rows = combine(theta, table), units.of_rows
+    prediction, of_rows = combine(theta, table), units.of_rows[: table.order.shape[0]]
 
     def add(sums: Moments, index: Array) -> tuple[Moments, None]:
         # The last chunk is slid back to stay inside the arrays; its points seen before count for nothing.
@@ -128,7 +129,9 @@ def _moments(
         is_new = start + jnp.arange(chunk_size) >= index * chunk_size
         weight = jnp.where(is_new, chunk.weights, 0.0)
         used = (weight > 0)[:, None]
-        rows = jnp.concatenate([chunk.gradient, chunk.hessian.reshape(chunk_size, -1)], axis=1)
+        rows = chunk.gradient
+        if chunk.hessian is not None:
+            rows = jnp.concatenate([rows, chunk.hessian.reshape(chunk_size, -1)], axis=1)
         rows = jnp.where(used, rows, 0.0) * of_rows[None]
         z = jnp.where(used, (chunk.x - units.center[None]) / units.scale[None], 0.0)
         phi = jax.vmap(monomials, in_axes=(0, None))(z, table.monomials)
@@ -178,7 +181,8 @@ def _noise_of_rows(left: Moments, table: DerivativeTable, d: int) -> Float[Array
     is_gradient = jnp.asarray(table.order == 1)
 
     def group_mean(values: Float[Array, " rows"]) -> Float[Array, " rows"]:
-        return jnp.where(is_gradient, jnp.mean(values[:d]), jnp.mean(values[d:]))
+        hessians = values[d:] if len(values) > d else values  # without Hessians there is one group
+        return jnp.where(is_gradient, jnp.mean(values[:d]), jnp.mean(hessians))
 
     # A group that is fitted exactly has no variance: a millionth of its own size stands for it.
     noise = jnp.maximum(group_mean(left.residual_squares), 1e-6 * group_mean(left.data_squares))

@@ -1,8 +1,8 @@
 """The smooth spline nearest to observed gradients and Hessians, its smoothing chosen by restricted likelihood.
 
-In units in which the box is four wide along each axis, so that gradients and Hessians compare, and with rows divided
-by the variances v_g and v_H of what is left of them, least squares with a penalty on third differences along each axis
-is θ = (A + λP)⁻¹ b, A = A_g/v_g + A_H/v_H, b = b_g/v_g + b_H/v_H. The smoothing λ minimises
+In the units of `spline_equations.py`, and with rows divided by the variances v_g and v_H of what is left of them,
+least squares with a penalty on third differences along each axis is θ = (A + λP)⁻¹ b, A = A_g/v_g + A_H/v_H,
+b = b_g/v_g + b_H/v_H. The smoothing λ minimises
 
     yᵀy − 2θᵀb + θᵀAθ + λ θᵀPθ + log det(A + λP) − rank(P) log λ,
 
@@ -13,221 +13,168 @@ include the smoothing bias on average (Wahba 1983; Nychka 1988).
 All this is done on the host in float64: the matrices are small, and a compiler would take longer than the solution.
 """
 
-import functools
-import itertools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from numpy.linalg import LinAlgError
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_solve_banded, cholesky_banded
 
-from .bsplines import DEGREE, SUPPORT, in_legendre, products_in_legendre
-from .spline_sums import SplineSums
+from .bsplines import DEGREE
+from .spline_equations import Band, Equations, banded_penalty, log_prior_volume, squares_left
 
 _ROUNDS = 6
 _RIDGE = 16  # units of rounding of the sums, of the mean diagonal: cells without data, the constant nothing sees
-_TOLERANCE = 0.15  # of log λ: the fit does not feel it
+_TOLERANCE = 0.2  # of log λ: the fit does not feel it
+_LESS = (0.0, -4.0, -8.0, -12.0)  # steps of log λ from a coarser mesh's
+_SETTLED = 0.02  # of the logarithms of the variances
+_MOVES = 20  # of the search for λ, at most
 _FLOOR = 1e-3  # least variance of Hessians in units of that of gradients: what is left of exact ones is misfit
 
 
-class Equations(NamedTuple):
-    """A_g, A_H, b_g, b_H, the sums of squares, and the numbers of rows, in units in which the box is four wide."""
+class Tuning(NamedTuple):
+    """What a fit chooses besides θ: the smoothing λ (by its logarithm), and the variances v_g and v_H."""
 
-    gradient_gram: np.ndarray
-    hessian_gram: np.ndarray
-    gradient_right: np.ndarray
-    hessian_right: np.ndarray
-    gradient_squares: float
-    hessian_squares: float
-    gradient_rows: float
-    hessian_rows: float
+    log_smoothing: float
+    gradient_variance: float
+    hessian_variance: float
 
 
 class Solution(NamedTuple):
     """θ, the Cholesky factor of A + λP, and what was chosen."""
 
     coefficients: Float[np.ndarray, "..."]
-    factor: np.ndarray
-    smoothing: float
-    gradient_variance: float
-    hessian_variance: float
-    criterion: float
+    factor: Band
+    tuning: Tuning
+    criterion: float  # −2 log restricted likelihood
+
+    def solve(self, right: Float[np.ndarray, "p *n"]) -> Float[np.ndarray, "p *n"]:
+        """(A + λP)⁻¹ times `right`."""
+        return cho_solve_banded((self.factor, True), right)
 
 
-def equations(sums: SplineSums) -> Equations:
-    """The normal equations of least squares on gradients and on Hessians, each by itself."""
-    d, shape = sums.dim, sums.intervals
-    unit = (np.asarray(sums.high, np.float64) - np.asarray(sums.low, np.float64)) / 4
-    per_cell = np.asarray(shape) / 4  # cells in one unit of the box that is four wide
-    moments = np.asarray(sums.totals.moments, np.float64).reshape(-1, *(2 * DEGREE + 1,) * d)
-
-    def of_order(order: int, products: Any, squares: Any) -> tuple[np.ndarray, np.ndarray, float]:
-        size = math.prod(n + DEGREE for n in shape)
-        gram, right, total = np.zeros((size, size)), np.zeros(size), 0.0
-        columns = np.asarray(products, np.float64).reshape(len(moments), *(SUPPORT,) * d, -1)
-        for number, axes in enumerate(itertools.combinations_with_replacement(range(d), order)):
-            orders = tuple(axes.count(i) for i in range(d))
-            times = len(set(itertools.permutations(axes)))  # ∂_i∂_j counts for ∂_j∂_i too
-            slope = math.prod(per_cell[i] for i in axes)
-            y_unit = math.prod(unit[i] for i in axes)
-            gram += times * slope**2 * _gram(moments, orders, shape)
-            right += times * slope * y_unit * _right(columns[..., number], orders, shape)
-            total += times * y_unit**2 * float(squares[number])
-        return gram, right, total
-
-    gradient = of_order(1, sums.totals.gradient, sums.totals.gradient_squares)
-    if float(sums.totals.hessians) > 0:
-        hessian = of_order(2, sums.totals.hessian, sums.totals.hessian_squares)
-    else:
-        hessian = np.zeros_like(gradient[0]), np.zeros_like(gradient[1]), 0.0
-    return Equations(
-        gradient_gram=gradient[0], gradient_right=gradient[1], gradient_squares=gradient[2],
-        hessian_gram=hessian[0], hessian_right=hessian[1], hessian_squares=hessian[2],
-        gradient_rows=float(sums.totals.points) * d, hessian_rows=float(sums.totals.hessians) * d * d,
-    )  # fmt: skip
-
-
-def _gram(moments: np.ndarray, orders: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """Σ over points of the products of the basis' derivatives of these orders: blocks of cells, added in place."""
-    block = moments
-    for order in orders:  # (cells, k, k', …) → (cells, k', …, a b)
-        block = np.tensordot(block, products_in_legendre(order).reshape(SUPPORT**2, -1), ((1,), (1,)))
-    d = len(orders)
-    block = block.reshape(-1, *(SUPPORT, SUPPORT) * d)
-    block = np.moveaxis(block, range(2, 2 * d + 1, 2), range(d + 1, 2 * d + 1))  # all a first, then all b
-    block = block.reshape(-1, SUPPORT**d, SUPPORT**d)
-    where = _coefficients_of_cells(shape)
-    size = math.prod(n + DEGREE for n in shape)
-    out = np.zeros((size, size))
-    for a, b in np.ndindex(block.shape[1:]):
-        out[where[:, a], where[:, b]] += block[:, a, b]  # no two cells meet in one entry
-    return out
-
-
-def _right(products: np.ndarray, orders: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """Σ over points of y times the basis' derivatives of these orders."""
-    for order in orders:
-        products = np.tensordot(products, in_legendre(order), ((1,), (1,)))
-    where = _coefficients_of_cells(shape)
-    size = math.prod(n + DEGREE for n in shape)
-    return np.bincount(where.ravel(), products.reshape(where.shape).ravel(), size)
-
-
-@functools.lru_cache(maxsize=8)
-def _coefficients_of_cells(shape: tuple[int, ...]) -> np.ndarray:
-    """(cells, 6^d): the numbers of the coefficients that each cell touches."""
-    cells, local = (
-        np.indices(shape).reshape(len(shape), -1),
-        np.indices((SUPPORT,) * len(shape)).reshape(len(shape), -1),
-    )
-    index = cells[:, :, None] + local[:, None, :]
-    return np.asarray(np.ravel_multi_index(tuple(index), tuple(n + DEGREE for n in shape)))
-
-
-@functools.lru_cache(maxsize=8)
-def _penalty(shape: tuple[int, ...]) -> np.ndarray:
-    """θᵀPθ = Σ over axes of ∫ (∂³L)², about: squared third differences, in the units of the box that is four wide."""
-    sizes = [n + DEGREE for n in shape]
-    volume = math.prod(4 / n for n in shape)
-    total = np.zeros((math.prod(sizes),) * 2)
-    for axis, n in enumerate(sizes):
-        difference = np.diff(np.eye(n), 3, axis=0) * (shape[axis] / 4) ** 3
-        factors = [difference.T @ difference if i == axis else np.eye(m) for i, m in enumerate(sizes)]
-        total += volume * functools.reduce(np.kron, factors)
-    return total
-
-
-def solve(sums: SplineSums, around: Float[np.ndarray, "..."] | None = None) -> Solution:
-    """The fit, with λ, v_g and v_H chosen in turn.
-
-    `around` are the coefficients of a spline θ₀ whose gradients and Hessians were taken off the data behind `sums`.
-    The equations are then solved for the difference from θ₀, which is small: what rounding spoils in the sums is
-    spoilt in proportion to it, so that two passes make float32 data as good as float64.
-    """
-    parts, penalty = equations(sums), _penalty(sums.intervals)
-    center = np.zeros(len(penalty)) if around is None else np.asarray(around, np.float64).ravel()
-    ridge = _RIDGE * float(np.finfo(sums.totals.moments.dtype).eps)
-    v_g, v_h, start, best = 1.0, 1.0, None, None
-    for _ in range(_ROUNDS):
-        A = parts.gradient_gram / v_g + parts.hessian_gram / v_h
-        problem = Problem(
-            A + ridge * np.trace(A) / len(A) * np.eye(len(A)),
-            parts.gradient_right / v_g + parts.hessian_right / v_h,
-            parts.gradient_squares / v_g + parts.hessian_squares / v_h,
-            penalty,
-            len(penalty) - 3**sums.dim,
-            center,
-        )
-        best = _least(problem, start)
-        start, step = best.log_smoothing, best.step
-        v_g = _left(step, parts.gradient_gram, parts.gradient_right, parts.gradient_squares) / parts.gradient_rows
-        if parts.hessian_rows > 0:
-            v_h = _left(step, parts.hessian_gram, parts.hessian_right, parts.hessian_squares) / parts.hessian_rows
-            v_h = max(v_h, _FLOOR * v_g)
+def solve(shape: tuple[int, ...], parts: Equations, start: Tuning | None = None) -> Solution:
+    """The fit on a mesh, with λ, v_g and v_H chosen in turn, beginning at `start` where one is known."""
+    tuning, best = start, None
+    for number in range(_ROUNDS):
+        variances = (1.0, 1.0) if tuning is None else (tuning.gradient_variance, tuning.hessian_variance)
+        problem = _problem(shape, parts, *variances)
+        place = None if tuning is None else tuning.log_smoothing
+        if place is not None and number == 0:
+            # What a coarser mesh took for noise a finer one may resolve, with much less smoothing: look there too.
+            place = min((_attempt(problem, place + shift) for shift in _LESS), key=_criterion).log_smoothing
+        best = _least(problem, place)
+        last, tuning = tuning, Tuning(best.log_smoothing, *_variances(parts, best.theta))
+        if last is not None and _is_settled(last, tuning):
+            break
     assert best is not None
-    theta = center + best.step
-    likelihood = best.criterion + parts.gradient_rows * math.log(v_g) + parts.hessian_rows * math.log(v_h)
-    shape = tuple(n + DEGREE for n in sums.intervals)
-    return Solution(
-        (theta - theta.mean()).reshape(shape), best.factor, math.exp(best.log_smoothing), v_g, v_h, likelihood
+    assert tuning is not None
+    return _solution(shape, parts, tuning, best)
+
+
+def refit(shape: tuple[int, ...], parts: Equations, tuning: Tuning) -> Solution:
+    """The fit to other data, with a tuning chosen before: one factorisation."""
+    problem = _problem(shape, parts, tuning.gradient_variance, tuning.hessian_variance)
+    return _solution(shape, parts, tuning, _attempt(problem, tuning.log_smoothing))
+
+
+def _problem(shape: tuple[int, ...], parts: Equations, v_g: float, v_h: float) -> "Problem":
+    A = parts.gradient_gram / v_g + parts.hessian_gram / v_h
+    A[0] += _RIDGE * float(np.finfo(A.dtype).eps) * np.mean(A[0])
+    return Problem(
+        A,
+        parts.gradient_right / v_g + parts.hessian_right / v_h,
+        parts.gradient_squares / v_g + parts.hessian_squares / v_h,
+        banded_penalty(shape),
+        A.shape[1] - 3 ** len(shape),
     )
+
+
+def _variances(parts: Equations, theta: np.ndarray) -> tuple[float, float]:
+    """v_g and v_H: the mean squares of what θ leaves."""
+    v_g = squares_left(theta, parts.gradient_gram, parts.gradient_right, parts.gradient_squares) / parts.gradient_rows
+    if parts.hessian_rows == 0:
+        return v_g, 1.0
+    v_h = squares_left(theta, parts.hessian_gram, parts.hessian_right, parts.hessian_squares) / parts.hessian_rows
+    return v_g, max(v_h, _FLOOR * v_g)
+
+
+def _is_settled(before: Tuning, after: Tuning) -> bool:
+    pairs = zip(before[1:], after[1:], strict=True)
+    moved = abs(after.log_smoothing - before.log_smoothing)
+    return moved < _TOLERANCE and all(abs(math.log(new / old)) < _SETTLED for old, new in pairs)
+
+
+def _solution(shape: tuple[int, ...], parts: Equations, tuning: Tuning, best: "Attempt") -> Solution:
+    likelihood = (
+        best.criterion
+        - log_prior_volume(shape)
+        + parts.gradient_rows * math.log(tuning.gradient_variance)
+        + parts.hessian_rows * math.log(tuning.hessian_variance)
+    )
+    theta = (best.theta - best.theta.mean()).reshape([n + DEGREE for n in shape])
+    return Solution(theta, best.factor, tuning, likelihood)
 
 
 class Problem(NamedTuple):
-    """Minimise yᵀy − 2δᵀb + δᵀAδ + λ (θ₀ + δ)ᵀP(θ₀ + δ) over δ, and the restricted likelihood over λ."""
+    """Minimise yᵀy − 2θᵀb + θᵀAθ + λ θᵀPθ over θ, and the restricted likelihood over λ; A and P by their diagonals."""
 
-    gram: np.ndarray
-    right: np.ndarray
+    gram: Band
+    right: Float[np.ndarray, " p"]
     squares: float
-    penalty: np.ndarray
+    penalty: Band
     rank: int  # of the penalty
-    center: np.ndarray
 
 
 class Attempt(NamedTuple):
-    """−2 log restricted likelihood at one smoothing, δ there, and the Cholesky factor of A + λP."""
+    """−2 log restricted likelihood at one smoothing, θ there, and the Cholesky factor of A + λP."""
 
     criterion: float
     log_smoothing: float
-    step: np.ndarray
-    factor: np.ndarray
+    theta: np.ndarray
+    factor: Band
 
 
 def _attempt(problem: Problem, log_smoothing: float) -> Attempt:
     smoothing = math.exp(log_smoothing)
-    pull = smoothing * problem.penalty @ problem.center
     try:
-        factor = cho_factor(problem.gram + smoothing * problem.penalty, lower=True)
+        factor = cholesky_banded(problem.gram + smoothing * problem.penalty, lower=True, overwrite_ab=True)
     except LinAlgError:  # so much smoothing that rounding of the penalty hides the data
         return Attempt(math.inf, log_smoothing, problem.right, problem.gram)
-    right = problem.right - pull
-    step = cho_solve(factor, right)
-    logdet = 2 * float(np.sum(np.log(np.diag(factor[0]))))
-    left = float(problem.squares + problem.center @ pull - step @ right)
-    return Attempt(left + logdet - problem.rank * log_smoothing, log_smoothing, step, factor[0])
+    theta = cho_solve_banded((factor, True), problem.right)
+    logdet = 2 * float(np.sum(np.log(factor[0])))
+    left = float(problem.squares - theta @ problem.right)
+    return Attempt(left + logdet - problem.rank * log_smoothing, log_smoothing, theta, factor)
 
 
 def _least(problem: Problem, start: float | None) -> Attempt:
-    """The least criterion over log λ: a coarse grid the first time, then steps that halve."""
+    """The least criterion over log λ: a coarse grid the first time, then the vertex of a parabola through three."""
+    step = 1.0
     if start is None:
-        middle = math.log(np.trace(problem.gram) / np.trace(problem.penalty))
-        tried = [_attempt(problem, middle + shift) for shift in np.linspace(-18, 18, 13)]
-        step = 1.5
-    else:
-        tried, step = [_attempt(problem, start)], 1.0
-    best = min(tried, key=lambda one: one.criterion)
-    while step > _TOLERANCE:
-        sides = [_attempt(problem, best.log_smoothing + move) for move in (-step, step)]
-        side = min(sides, key=lambda one: one.criterion)
-        if side.criterion < best.criterion:
-            best = side
-        else:
-            step /= 2
-    return best
+        middle, step = math.log(np.sum(problem.gram[0]) / np.sum(problem.penalty[0])), 3.0
+        start = min((_attempt(problem, middle + step * k) for k in range(-6, 7)), key=_criterion).log_smoothing
+    known: dict[float, Attempt] = {}
+
+    def at(place: float) -> Attempt:
+        if place not in known:
+            known[place] = _attempt(problem, place)
+        return known[place]
+
+    for _ in range(_MOVES):
+        left, middle, right = at(start - step), at(start), at(start + step)
+        best = min((left, middle, right), key=_criterion)
+        if best is not middle and math.isfinite(best.criterion):
+            start = best.log_smoothing
+            continue
+        bend = left.criterion - 2 * middle.criterion + right.criterion
+        shift = (left.criterion - right.criterion) / (2 * bend) * step if 0 < bend < math.inf else 0.0
+        if step > 1 and shift != 0:
+            start, step = start + shift, 1.0
+            continue
+        return min((middle, at(start + shift)), key=_criterion) if abs(shift) > _TOLERANCE else middle
+    return min(known.values(), key=_criterion)
 
 
-def _left(step: np.ndarray, gram: np.ndarray, right: np.ndarray, squares: float) -> float:
-    """The sum of squared residuals, never below rounding."""
-    return max(float(squares - 2 * step @ right + step @ gram @ step), 1e-12 * squares + 1e-300)
+def _criterion(attempt: Attempt) -> float:
+    return attempt.criterion

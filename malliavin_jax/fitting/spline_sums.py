@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
+from .._base import mesh
 from .._base.types import Scalar, Vector
 from .bsplines import DEGREE, SUPPORT, legendre_values
 
@@ -74,19 +75,19 @@ def no_sums(low: Float[ArrayLike, " d"], high: Float[ArrayLike, " d"], intervals
         return SplineSums(start, stop, Totals(*(jnp.zeros(shape, jnp.float64) for shape in shapes)), intervals)
 
 
-def sums_of_points(mesh: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array) -> Totals:
+def sums_of_points(on: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array) -> Totals:
     """The totals of some points: x and gradient (n, d), hessian (n, d, d) or None, weights (n,).
 
     Where a weight is 0 the data may hold NaN. Points outside the box are left out: no cell holds them.
     """
-    d, cells = mesh.dim, math.prod(mesh.intervals)
-    counts = jnp.asarray(mesh.intervals, x.dtype)
-    t = (x - mesh.low[None]) / (mesh.high - mesh.low)[None] * counts[None]
+    d, cells = on.dim, math.prod(on.intervals)
+    counts = jnp.asarray(on.intervals, x.dtype)
+    t = (x - on.low[None]) / (on.high - on.low)[None] * counts[None]
     used = (weights > 0) & jnp.all((t >= 0) & (t <= counts[None]), 1)
     t = jnp.where(used[:, None], t, 0)
     cell = jnp.minimum(jnp.floor(t), counts[None] - 1)
     s = 2 * (t - cell) - 1
-    flat = jnp.ravel_multi_index(tuple(cell.astype(jnp.int32).T), mesh.intervals, mode="clip")
+    flat = jnp.ravel_multi_index(tuple(cell.astype(jnp.int32).T), on.intervals, mode="clip")
     w = jnp.where(used, weights, 0)
     axes = [legendre_values(s[:, i], 2 * DEGREE) for i in range(d)]
     local = _outer([axis[:, :SUPPORT] for axis in axes])
@@ -103,7 +104,7 @@ def sums_of_points(mesh: SplineSums, x: Array, gradient: Array, hessian: Array |
     products, squares = products.reshape(cells, -1, y.shape[1]), jnp.sum(squares, 0)
     points = jnp.sum(counts_of_cells)
     if hessian is None:
-        rest = jnp.zeros_like(mesh.totals.hessian), jnp.zeros_like(mesh.totals.hessian_squares), jnp.zeros_like(points)
+        rest = jnp.zeros_like(on.totals.hessian), jnp.zeros_like(on.totals.hessian_squares), jnp.zeros_like(points)
     else:
         rest = products[..., d:], squares[d:], points
     by_hessian, hessian_squares, hessians = rest
@@ -124,7 +125,24 @@ def add_points(
     in float32 what exact Hessians say would drown in rounding.
     """
     with jax.enable_x64(True):
+        if mesh.parts() > 1 and x.shape[0] % mesh.parts() == 0:
+            empty = sums.having(jax.tree.map(jnp.zeros_like, sums.totals))
+            return sums + empty.having(_over_devices(empty, x, gradient, hessian, weights, chunk_size))
         return _add_points(sums, x, gradient, hessian, weights, chunk_size)
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def _over_devices(
+    empty: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array, chunk_size: int
+) -> Totals:
+    """The totals of points that are split over devices: each sums its own, and only sums travel."""
+
+    def own(*part: Array) -> Totals:
+        h = part[3] if len(part) == 4 else None
+        return _add_points(empty, part[0], part[1], h, part[2], chunk_size).totals
+
+    given = (x, gradient, weights) if hessian is None else (x, gradient, weights, hessian)
+    return mesh.total_over_devices(own, *given)
 
 
 @functools.partial(jax.jit, static_argnums=5)

@@ -19,3 +19,4 @@ from .errors import (
     weight_tails as weight_tails,
 )
 from .plane import curl_map as curl_map, field_arrows as field_arrows, loss_surface as loss_surface
+from .verdict import disagreement as disagreement

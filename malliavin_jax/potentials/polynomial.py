@@ -79,14 +79,14 @@ class Polynomial(AbstractPotential):
     def fit(
         x: Float[ArrayLike, "n d"],
         gradient: Float[ArrayLike, "n d"],
-        hessian: Float[ArrayLike, "n d d"],
+        hessian: Float[ArrayLike, "n d d"] | None = None,
         *,
         degree: int = 6,
         weights: Float[ArrayLike, " n"] | Int[ArrayLike, " n"] | Bool[ArrayLike, " n"] | None = None,
         passes: int = 2,
         chunk_size: int = 4096,
     ) -> "Polynomial":
-        """The polynomial of the given degree whose gradients and Hessians are nearest to the observed ones.
+        """The polynomial of the given degree whose gradients, and Hessians if given, are nearest to the observed ones.
 
         In standardised units z = (x − mean)/sd, in which gradients and Hessians both have the unit of L, it
         minimises Σ_n w_n [ p |∇_z L(x_n) − g_n|² + q |∇²_z L(x_n) − H_n|² ], |·| the Frobenius norm. The
@@ -97,7 +97,7 @@ class Polynomial(AbstractPotential):
         Args:
             x: points, (n, d).
             gradient: observed there, (n, d).
-            hessian: observed there, (n, d, d).
+            hessian: observed there, (n, d, d); None fits gradients alone.
             degree: of the polynomial.
             weights: w, (n,), non-negative, often a 0/1 mask; where it is 0 the data may hold NaN.
             passes: how often to fit.

@@ -1,5 +1,6 @@
 """Spline potentials: tensor products of uniform B-splines of degree 5, in one, two and three dimensions."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,11 +13,13 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
 from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
-from ..fitting.spline_fit import solve
-from ..fitting.spline_sums import add_points, no_sums
+from ..fitting.spline_equations import Equations, added, equations
+from ..fitting.spline_fit import Solution, refit, solve
+from ..fitting.spline_sums import SplineSums, add_points, no_sums
 from .base import AbstractPotential
 
-_MESHES = {1: (12, 24, 48, 96), 2: (8, 12, 18, 28), 3: (4, 6, 8)}
+_PILOT = {1: 24, 2: 12, 3: 5}  # a coarse mesh, on which the smoothing is found first
+_MESHES = {1: (96, 192, 384), 2: (28, 40), 3: (8, 12)}
 _ROWS_PER_COEFFICIENT = 4
 _GAIN = 2.0  # of −2 log likelihood that a finer mesh must bring
 
@@ -84,8 +87,8 @@ class Spline(AbstractPotential):
             gradient: observed gradients, noisy or not, of the same shape.
             hessian: observed Hessians, (n, d, d), or None.
             weights: how much each point counts, often a 0/1 mask; where it is 0 the data may hold NaN.
-            intervals: cells of the mesh, one number or one an axis. None refines the mesh, from 12 cells to 96 in one
-                dimension, 8 to 28 in two, 4 to 8 in three, as long as the likelihood grows.
+            intervals: cells of the mesh, one number or one an axis. None refines the mesh, from 96 cells to 384 in one
+                dimension, 28 in two, 8 in three, as long as the likelihood grows.
 
         Returns:
             The fitted `Spline`, of the dtype of `x`, with mean coefficient 0: no derivative sees a constant.
@@ -135,42 +138,80 @@ class Spline(AbstractPotential):
 def fit_spline(x: Any, gradient: Any, hessian: Any, *, weights: Any, intervals: Any) -> Spline:
     """`Spline.fit`, whose docstring explains it."""
     data = _checked(x, gradient, hessian, weights)
-    d = data.x.shape[1]
     low, high = box_of(data.x, data.weights)
-    if intervals is None:
-        meshes = [(n,) * d for n in _MESHES[d]]
-    else:
-        meshes = [(intervals,) * d if isinstance(intervals, int) else tuple(intervals)]
-        check_shape("intervals", meshes[0], (d,))
-        meshes = [tuple(check_count("intervals", n) for n in meshes[0])]
-    best = None
-    for mesh in meshes:
-        if best is not None and math.prod(n + DEGREE for n in mesh) * _ROWS_PER_COEFFICIENT > data.rows:
-            break  # a finer mesh would have hardly more data than coefficients
-        sums = add_points(no_sums(low, high, mesh), data.x, data.gradient, data.hessian, data.weights)
-        solution = solve(sums)
-        if best is not None and solution.criterion > best.criterion - _GAIN:
-            break
-        best = solution
-    assert best is not None
-    dtype = data.x.dtype
-    return Spline(*(jnp.asarray(array, dtype) for array in (best.coefficients, low, high)))
+    return fit_parts([data], low, high, intervals=intervals).potential(data.x.dtype)
 
 
-class _Data(NamedTuple):
+class Data(NamedTuple):
+    """Points with what was observed there; those of weight 0 do not count, and may hold NaN."""
+
     x: Array
     gradient: Array
     hessian: Array | None
     weights: Array
 
-    @property
-    def rows(self) -> int:
-        """Numbers observed."""
-        n, d = int(np.count_nonzero(np.asarray(self.weights))), self.x.shape[1]
-        return n * (d if self.hessian is None else d + d * (d + 1) // 2)
+
+class SplineFits(NamedTuple):
+    """The fit to all parts of some data, and what the fits to single parts take."""
+
+    whole: Solution
+    parts: list[Equations]
+    low: Float[np.ndarray, " d"]
+    high: Float[np.ndarray, " d"]
+    mesh: tuple[int, ...]
+
+    def potential(self, dtype: Any, part: int | None = None) -> Spline:
+        """The spline of all data, or of one part with the same smoothing."""
+        solution = self.whole if part is None else refit(self.mesh, self.parts[part], self.whole.tuning)
+        return Spline(*(jnp.asarray(array, dtype) for array in (solution.coefficients, self.low, self.high)))
 
 
-def _checked(x: Any, gradient: Any, hessian: Any, weights: Any) -> _Data:
+def fit_parts(
+    parts: Sequence[tuple[Array, Array, Array | None, Array]],
+    low: Float[np.ndarray, " d"],
+    high: Float[np.ndarray, " d"],
+    *,
+    intervals: int | Sequence[int] | None = None,
+) -> SplineFits:
+    """The fit to all parts of the data.
+
+    `low` and `high` are the box of all points. The smoothing is found on a coarse mesh first, where it costs little.
+    """
+    d = len(low)
+    margin = 1e-3 * (high - low)
+    add = [functools.partial(_sums_of, Data(*part), low - margin, high + margin) for part in parts]
+    rows = sum(int(jnp.count_nonzero(part[3])) for part in parts) * (d if parts[0][2] is None else d + d * (d + 1) // 2)
+    best, tuning = None, None
+    for mesh in _meshes(d, intervals):
+        if best is not None and math.prod(n + DEGREE for n in mesh) * _ROWS_PER_COEFFICIENT > rows:
+            break  # a finer mesh would have hardly more data than coefficients
+        sums = [add_part(mesh) for add_part in add]
+        parts_of_mesh = [equations(part) for part in sums]
+        solution = solve(mesh, functools.reduce(added, parts_of_mesh), tuning)
+        found = SplineFits(solution, parts_of_mesh, low - margin, high + margin, mesh)
+        tuning, last, best = solution.tuning, best, found
+        if last is not None and solution.criterion > last.whole.criterion - _GAIN:
+            # No finer mesh is worth a try; of two that are alike the finer one stands, if it is not the worse.
+            best = found if last.mesh[0] == _PILOT[d] or solution.criterion <= last.whole.criterion else last
+            break
+    assert best is not None
+    return best
+
+
+def _meshes(d: int, intervals: int | Sequence[int] | None) -> list[tuple[int, ...]]:
+    """The meshes to try, from coarse to fine: a pilot and then those of the budget, or the one that is given."""
+    if intervals is None:
+        return [(n,) * d for n in (_PILOT[d], *_MESHES[d])]
+    given = (intervals,) * d if isinstance(intervals, int) else tuple(intervals)
+    check_shape("intervals", given, (d,))
+    return [tuple(check_count("intervals", n) for n in given)]
+
+
+def _sums_of(part: Data, low: np.ndarray, high: np.ndarray, mesh: tuple[int, ...]) -> SplineSums:
+    return add_points(no_sums(low, high, mesh), part.x, part.gradient, part.hessian, part.weights)
+
+
+def _checked(x: Any, gradient: Any, hessian: Any, weights: Any) -> Data:
     """The data as arrays of one dtype, with 0 where the weight is 0."""
     x = float_array("x", x)
     check_shape("x", x, (None, None))
@@ -191,17 +232,16 @@ def _checked(x: Any, gradient: Any, hessian: Any, weights: Any) -> _Data:
     for name, array in (("x", x), ("gradient", gradient), ("hessian", hessian)):
         if array is not None and not np.all(np.isfinite(np.asarray(array).reshape(n, -1)[counts])):
             raise ValueError(f"{name} must be finite where weights are positive")
-    return _Data(x, gradient, hessian, w)
+    return Data(x, gradient, hessian, w)
 
 
 def box_of(x: Array, weights: Array) -> tuple[np.ndarray, np.ndarray]:
-    """The box of the points that count, a hair wider, in float64."""
+    """The box of the points that count, in float64."""
     seen = np.asarray(x, np.float64)[np.asarray(weights) > 0]
     low, high = (end(seen, axis=0) if len(seen) else np.zeros(x.shape[1]) for end in (np.min, np.max))
     if not np.all(high > low):
         raise ValueError(f"x must hold points that differ along each axis, got a box from {low} to {high}")
-    margin = 1e-3 * (high - low)
-    return low - margin, high + margin
+    return low, high
 
 
 def _orders(d: int, *axes: int) -> tuple[int, ...]:

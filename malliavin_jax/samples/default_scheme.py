@@ -1,71 +1,108 @@
-"""The weight scheme taken where none is given.
+"""The weight scheme taken where none is given: `Adapted`, exact whatever the loss, at rates fitted to pilot episodes.
 
-- Whole Hessians, up to five dimensions: `Canonical()`.
-- Whole Hessians beyond: `Windowed(rate)`, at the rate with the least E|S|² on pilot episodes (`best_rate`).
-- Products of the Hessian with vectors: `Windowed(rate, neumann=8)`, at the rate with the least E|S|² at the last
-  conditioning time of pilot episodes.
+The rates come from the Hessians that pilot episodes meet over the second half of their steps. They decide the variance
+of the weights and nothing else, and it is flat around its least, so a small pilot will do.
 
-The pilot episodes are the first of those to be weighed, at most 256.
+- Simulated learners: up to 256 episodes of their own, from noise that is always the same and that no key gives. The
+  rates are a function of the learner and of the last conditioning time alone, independent of the episodes weighed. For
+  a loss that offers only products of its Hessian with vectors there is one rate a coordinate.
+- Recorded paths: the first 256 of them. That the rates have seen these leaves a dependence of order 1/episodes.
 """
+
+import contextlib
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, Float, UInt32
 
-from .._base.types import Key, Scalar
-from ..learner.episodes import simulate
-from ..learner.learner import ForwardLearner, Path, initial_shape, offers_matrix
-from ..learner.random import episode_keys
-from ..weights.canonical import Canonical
+from .._base.checks import is_concrete, is_static_zero
+from .._base.types import Key, Matrix, Vector
+from ..learner.learner import ForwardLearner, Path, Point, initial_shape, point_at
+from ..potentials.base import AbstractMinibatchPotential
+from ..potentials.products import matrix_of
+from ..weights.adapted import Adapted, adapted_to
 from ..weights.scheme import Scheme
-from ..weights.tuning import best_rate
-from ..weights.windowed import Windowed
-from .episode import weighed_episode
 
-_CANONICAL_UP_TO = 5  # beyond, its O(d⁴) step costs more than its smaller variance gains
 _PILOT_EPISODES = 256
-_PILOT_RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-_NEUMANN = 8  # leaves out (ε|H|)⁹ and later terms: less than float32 rounding up to ε|H| = 0.15
+_PILOT_NORMALS = 2**22  # at most, however long the episodes and large the dimension
+_PILOT_SEED = 577215664
 
 
-def choose_scheme(
-    key: Key, learner: ForwardLearner, scheme: Scheme | None, num_episodes: int, num_steps: int
-) -> Scheme:
+def choose_scheme(learner: ForwardLearner, scheme: Scheme | None, num_steps: int) -> Scheme:
     """The scheme given; for None, the one for episodes of `learner`, conditioned at step `num_steps` at the latest."""
     if scheme is not None:
         return scheme
-    whole = offers_matrix(learner)
-    if whole and initial_shape(learner)[0] <= _CANONICAL_UP_TO:
-        return Canonical()
-    keys = episode_keys(key, 0, min(num_episodes, _PILOT_EPISODES))
-    if whole:
-        return _tuned(eqx.filter_jit(jax.vmap(lambda k: simulate(k, learner, num_steps)))(keys))
-    return Windowed(_best_rate_by_products(keys, learner, num_steps), neumann=_NEUMANN)
+    dim, dtype = initial_shape(learner)
+    noisy = not is_static_zero(learner.gradient_noise)
+    # From NumPy, because compiling a generator for so few normals would take longer than all the rest.
+    kinds = 2 if noisy else 1
+    episodes = int(np.clip(_PILOT_NORMALS // (num_steps * kinds * dim), 2, _PILOT_EPISODES))
+    generator = np.random.default_rng(_PILOT_SEED)
+    words = generator.integers(2**32, size=(episodes, 2), dtype=np.uint32)
+    draws = generator.standard_normal((num_steps, kinds, episodes, dim), np.float32).astype(dtype)
+    # Where nothing of the learner is traced the pilot runs now, and not once more in what is being compiled.
+    with jax.ensure_compile_time_eval() if is_concrete(learner) else contextlib.nullcontext():
+        return _pilot(learner, words, draws)
 
 
 def default_scheme(paths: Path) -> Scheme:
     """The scheme for recorded `paths`, which hold whole Hessians."""
-    if paths.x.shape[-1] <= _CANONICAL_UP_TO:
-        return Canonical()
-    return _tuned(jax.tree.map(lambda leaf: leaf[:_PILOT_EPISODES], paths))
+    hessian, last_step = paths.hessian[:_PILOT_EPISODES], paths.last_step[:_PILOT_EPISODES, None]
+    rows = jnp.arange(hessian.shape[1], dtype=last_step.dtype)[None, :]
+    counts = (rows >= last_step // 2) & (rows <= last_step)
+    return _fitted(hessian.reshape(-1, *hessian.shape[2:]), counts.reshape(-1))
 
 
-def _tuned(pilot: Path) -> Windowed:
-    """The window scheme of the best rate on the paths of `pilot`."""
-    return Windowed(best_rate(pilot, jnp.asarray(_PILOT_RATES, pilot.x.dtype)))
+_fitted = eqx.filter_jit(Adapted.fit)
 
 
 @eqx.filter_jit
-def _best_rate_by_products(keys: Array, learner: ForwardLearner, num_steps: int) -> Scalar:
-    """`best_rate` where no path can be stored: each rate runs the pilot episodes anew."""
+def _pilot(learner: ForwardLearner, words: Any, draws: Any) -> Adapted:
+    """The scheme that suits the episodes of `learner` on these keys and normals."""
+    moment = lax.stop_gradient(_second_moment(learner, jnp.asarray(words), jnp.asarray(draws)))
+    return adapted_to(moment) if moment.ndim == 2 else Adapted(jnp.sqrt(moment))
 
-    def second_moment(rate: Scalar) -> Scalar:
-        scheme = Windowed(rate, neumann=_NEUMANN)
-        seen = jax.vmap(lambda k: weighed_episode(k, learner, scheme, (num_steps,)))(keys)
-        moment = jnp.mean(jnp.sum(seen.weight**2, -1), where=seen.observed)
-        return jnp.where(jnp.isfinite(moment), moment, jnp.inf)
 
-    rates = jnp.asarray(_PILOT_RATES, initial_shape(learner)[1])
-    return rates[jnp.argmin(lax.map(second_moment, rates))]
+def _second_moment(
+    learner: ForwardLearner, words: UInt32[Array, "episodes 2"], draws: Float[Array, "steps kinds episodes d"]
+) -> Array:
+    """E[H²] over the second half of pilot episodes; its diagonal, (d,), where only products with H are known."""
+    num_steps, kinds, episodes, _ = draws.shape
+    keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+    x = jax.vmap(learner.initial)(keys)
+    step_size = jnp.asarray(learner.step_size, x.dtype)
+    sigma = jnp.sqrt(2 * step_size / jnp.asarray(learner.inverse_temperature, x.dtype))
+
+    def one(x: Vector, normals: Float[Array, "kinds d"], batch_key: Key | None) -> tuple[Vector, Array]:
+        point = point_at(learner, x, normals[1] if kinds == 2 else None, batch_key)
+        return x - step_size * point.gradient + sigma * normals[0], _square(point, normals[0])
+
+    def body(carry: tuple[Array, Any], now: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
+        x, (total, number) = carry
+        normals, k = now
+        batch_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, k) if _batches(learner) else None
+        x, squares = jax.vmap(one, (0, 1, 0))(x, normals, batch_keys)
+        counts = jnp.isfinite(squares).reshape(episodes, -1).all(1) & (k >= num_steps // 2)
+        total += jnp.where(counts.reshape(-1, *(1,) * (squares.ndim - 1)), squares, 0).sum(0)
+        return (x, (total, number + counts.sum(dtype=jnp.int32))), None
+
+    square = jax.eval_shape(one, x[0], draws[0, :, 0], keys[0] if _batches(learner) else None)[1]
+    start = (x, (jnp.zeros(square.shape, square.dtype), jnp.zeros((), jnp.int32)))
+    (_, (total, number)), _ = lax.scan(body, start, (draws, jnp.arange(num_steps)))
+    return total / jnp.maximum(number, 1).astype(total.dtype)
+
+
+def _batches(learner: ForwardLearner) -> bool:
+    return isinstance(learner.potential, AbstractMinibatchPotential)
+
+
+def _square(point: Point, normals: Vector) -> Matrix | Vector:
+    """H²; where only products are known (Hξ)², whose mean over normals ξ is the diagonal of H²."""
+    hessian = matrix_of(point.hessian)
+    if hessian is None:
+        return (point.hessian @ normals) ** 2
+    return jnp.matmul(hessian, hessian, precision=lax.Precision.HIGHEST)

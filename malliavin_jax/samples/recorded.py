@@ -51,8 +51,8 @@ def samples_from_paths(
         step_size: ε, one number, or one for each episode where several learners were recorded.
         times: conditioning times, multiples of every step size; or `steps` in their place.
         steps: conditioning times as numbers of steps, the same for all episodes.
-        scheme: the weight scheme. None takes `Canonical()` up to five dimensions and, beyond, `Windowed(rate)` at the
-            rate with the least E|S|² on the first 256 episodes.
+        scheme: the weight scheme. None takes `Adapted`, with which E[∂_i φ(X_s)] = E[φ(X_s) S_i] is exact whatever
+            the loss, at the rates that suit the Hessians of the first 256 episodes.
         inverse_temperature: β, one number, or one for each episode.
         last_steps: the number of steps each episode really made, of shape (episodes,), if they differ: later rows are
             ignored, whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends

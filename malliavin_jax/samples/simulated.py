@@ -29,16 +29,15 @@ def observe(
     """Simulate `num_episodes` episodes and weigh them in the same pass; no path is stored.
 
     Episode i is `simulate(jax.random.split(key, num_episodes)[i], learner, …)` weighed by `weigh`; the numbers do not
-    depend on `times`, on batching or on the number of devices.
+    depend on batching or on the number of devices, nor, for a scheme given, on `times`.
 
     Args:
         key: a typed key, `jax.random.key(seed)`.
         learner: who is watched.
         num_episodes: how many episodes are run.
         times: increasing conditioning times s, positive multiples of the learner's step size.
-        scheme: the weight scheme. None takes `Canonical()` up to five dimensions and, beyond, `Windowed(rate)` at the
-            rate with the least E|S|² on the first 256 episodes. For a loss that offers only Hessian-vector products
-            (`potentials.MatrixFree`) it takes `Windowed(rate, neumann=8)`, the rate chosen likewise at the last time.
+        scheme: the weight scheme. None takes `Adapted`, with which E[∂_i φ(X_s)] = E[φ(X_s) S_i] is exact whatever
+            the loss, at the rates that a pilot of other episodes, up to the last time, finds best.
 
     Returns:
         The `Samples` of all episodes at all times. From a `potentials.MatrixFree` loss they hold no Hessians.
@@ -63,7 +62,7 @@ def observe(
     _, dtype = initial_shape(learner)
     stops = steps_at(times, learner.step_size)
     learner = floats_to_arrays(learner, dtype)
-    weighing: Scheme = floats_to_arrays(choose_scheme(key, learner, scheme, num_episodes, stops[-1]), dtype)
+    weighing: Scheme = floats_to_arrays(choose_scheme(learner, scheme, stops[-1]), dtype)
     samples = observe_steps(key, learner, weighing, num_episodes, stops)
     check_fine_enough(samples.weight, samples.observed, weighing)
     return samples

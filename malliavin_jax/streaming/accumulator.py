@@ -23,7 +23,7 @@ from .._base.types import Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer
 from ..estimate.ratio import Estimate, ratio_estimate
 from ..estimate.sums import Sums, localized_sums
-from ..fields.folds import make_fold
+from ..models.folds import make_fold
 from ..potentials.base import AbstractPotential
 from ..samples.samples import Samples, check_finite as check_finite_samples
 from ..samples.summary import box

@@ -135,7 +135,7 @@ def observe_and_accumulate(
     stops, devices = steps_at(times, learner.step_size), mesh.parts()
     chunk_size = -(-min(chunk_size, num_episodes) // devices) * devices  # the surplus, if any, is not counted
     learner = floats_to_arrays(learner, dtype)
-    weighing: Scheme = floats_to_arrays(choose_scheme(key, learner, scheme, num_episodes, stops[-1]), dtype)
+    weighing: Scheme = floats_to_arrays(choose_scheme(learner, scheme, stops[-1]), dtype)
 
     def add(first: int, count: int, accumulator: Accumulator) -> Accumulator:
         following, bad = observe_and_add(

@@ -31,7 +31,7 @@ class CanonicalState(NamedTuple):
 
 
 class Canonical(eqx.Module):
-    """u = (DX_n)ᵀ γ⁻¹ with γ the Malliavin covariance: least variance of the closed forms, never singular.
+    """u = (DX_n)ᵀ γ⁻¹ with γ the Malliavin covariance: least variance on smooth losses, never singular.
 
     With T_abp = ε ∂_a∂_b∂_p L(X_k) and every right-hand side taken before the step,
 
@@ -49,8 +49,9 @@ class Canonical(eqx.Module):
         F ← W F + V (ξ_{k+1}/σ + T:A),   E ← (W⊗W⊗W) E + (V⊗V⊗V) Q,   R ← R⁺,   S = Vᵀ (F − Σ_q E_qq· − Σ_q E_q·q).
 
     Args:
-        third: where ∂³L comes from: "covariation" (from observed Hessians and noise; any dimension), "divided" or
-            "ito" (one dimension), or a function x ↦ ∂³L(x) of shape (d, d, d), with which the weight is exact.
+        third: where ∂³L comes from: "covariation" (from observed Hessians and noise; any dimension; right to leading
+            order in ε, see `Adapted` for rough losses), "divided" or "ito" (one dimension), or a function x ↦ ∂³L(x)
+            of shape (d, d, d), with which the weight is exact.
 
     Raises:
         ValueError: if `third` is none of these, or is one for one dimension where d > 1; or, at the first step, if

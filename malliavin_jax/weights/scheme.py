@@ -96,5 +96,5 @@ def check_fine_enough(weight: Array, observed: Array, scheme: Scheme) -> None:
         raise ValueError(
             f"the chain is too coarse for {type(scheme).__name__}: I − εH was not positive definite before "
             f"{bad} of {xp.count_nonzero(seen)} weights (or the path itself is not finite); "
-            "use Canonical(), or a learner with a smaller step_size"
+            "use Adapted or Canonical(), or a learner with a smaller step_size"
         )

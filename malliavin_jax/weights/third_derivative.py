@@ -5,7 +5,8 @@ The divergence behind a weight needs ∂³L. `third` says where from:
 - `"covariation"`: ε ∂_a∂_b∂_p L ≈ ε ΔH_ab ξ_p/σ, the quadratic covariation of Hessian and noise; any dimension,
   observed Hessians only. By Stein's lemma its mean is ε E ∂_a∂_b∂_p L(X_{k+1}) whatever the gradient noise and the
   minibatches: ΔX in place of σξ would add the noise's own variance to ξ's, and the covariance of a batch's gradient
-  and Hessian. The default.
+  and Hessian. The default. What multiplies it depends on the same ξ, so E[φ S] − E[φ'] is of order ε: nothing to be
+  seen on smooth losses, 4 % where |L'''| reaches 200 at ε = .01. `Adapted` needs no third derivative.
 - `"divided"`: ε ΔH/ΔX, in one dimension.
 - `"ito"`: β (g_{k+1} − g_k − H_k ΔX), the paper's; biased when gradients are noisy, because the noise of the last
   gradient then enters both the weight and the value it multiplies. `Canonical` takes it in one dimension only.

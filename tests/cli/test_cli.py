@@ -15,13 +15,26 @@ from malliavin_jax.cli import main
 
 def test_reproduce_writes_figures_table_and_numbers(tmp_path, capsys):
     assert main(["reproduce", "--fast", "--out", str(tmp_path)]) == 0
-    for name in ("gradient.png", "chain.png", "histogram.png", "loss.png"):
+    gradients = ("gradient.png", "gradient_noise_0.5.png", "gradient_noise_2.png")
+    for name in ("ladder.png", *gradients, "chain.png", "histogram.png", "loss.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
     results = json.loads((tmp_path / "results.json").read_text())
     ours, paper = (results["gradient_rmse"][name] for name in ("malliavin_jax", "paper, literally"))
     assert ours < 0.05 * paper
     assert results["bank"]["malliavin_jax"]["loss_rmse"] < 1.1 * results["bank"]["true gradient"]["loss_rmse"]
     assert results["bank"]["malliavin_jax"]["outliers_above_5"] == 0
+    assert [ladder["gradient_noise"] for ladder in results["ladder"]] == [0.0, 0.5, 2.0]
+    for ladder in results["ladder"]:
+        rmse = {name: errors["rmse"] for name, errors in ladder["rungs"].items()}
+        assert list(rmse)[:4] == ["paper, literally", "exact weights", "canonical weights", "adapted weights"]
+        steps = [rmse[name] for name in ("paper, literally", "adapted weights", "centred and localized")]
+        assert steps == sorted(steps, reverse=True), "each of these is several times better than the one before"
+        default = ladder["rungs"]["chosen (the default)"]
+        assert default["rmse"] < 3.5 * default["stderr"]  # errors along the grid are nearly one number
+        assert default["trusted"] == 1
+    # The paper's polynomial is in the span of the control, which without noise finds it up to rounding.
+    assert results["ladder"][0]["rungs"]["with a control"]["rmse"] < 1e-4
+    assert "7. chosen (the default)" in (tmp_path / "table.txt").read_text()
     assert (tmp_path / "table.txt").read_text().strip() in capsys.readouterr().out
 
 

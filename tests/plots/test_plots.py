@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from malliavin_jax import Estimate, Loss, plots
 from malliavin_jax.diagnostics import Convergence
+from malliavin_jax.fields import GoodnessOfFit
 
 
 @pytest.fixture
@@ -200,6 +201,40 @@ def test_the_curl_of_a_rotation_is_two_and_of_a_gradient_nothing(ax):
     other = Figure().subplots()
     plots.curl_map(GRID, plane(lambda x, y: (x + y, y + x)), limit=1.0, ax=other)
     np.testing.assert_allclose(np.asarray(other.collections[0].get_array()), 0.0, atol=1e-12)
+
+
+def verdict(alphas, difference, stderr, trusted):
+    numbers = (jnp.asarray(a) for a in (0.012, 1.0, alphas, difference, stderr))
+    return GoodnessOfFit(*numbers, jnp.asarray(trusted))
+
+
+def test_disagreement_on_a_line_has_bars_and_leaves_out_what_is_not_trusted(ax):
+    found = verdict([[0.0], [1.0], [2.0]], [[0.5], [-0.2], [9.0]], [[0.1], [0.3], [1.0]], [True, True, False])
+    assert plots.disagreement(found, ax) is ax
+    zero, marks = ax.lines[0], ax.containers[0][0]
+    np.testing.assert_allclose(zero.get_ydata(), 0)
+    np.testing.assert_allclose(marks.get_xydata(), [[0, 0.5], [1, -0.2]], rtol=1e-6)
+    bars = np.array(ax.collections[0].get_segments())[..., 1]
+    np.testing.assert_allclose(bars[:, 1] - bars[:, 0], 2 * 1.96 * np.array([0.1, 0.3]), rtol=1e-6)
+    assert ax.get_title() == "p = 0.012"
+    check_units(ax)
+
+
+def test_disagreement_in_the_plane_has_colours_and_arrows(ax):
+    alphas, difference = np.array([[0.0, 0.0], [1.0, 2.0]]), np.array([[3.0, 4.0], [0.0, 1.0]])
+    plots.disagreement(verdict(alphas, difference, np.array([[0.6, 0.8], [0.0, 2.0]]), [True, True]), ax)
+    places, arrows = ax.collections
+    np.testing.assert_allclose(places.get_offsets(), alphas)
+    np.testing.assert_allclose(np.asarray(places.get_array()), [5.0, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(np.c_[arrows.U, arrows.V], difference)
+    check_units(ax)
+
+
+def test_disagreement_in_space_is_drawn_against_the_distance(ax):
+    alphas, difference = np.array([[1.0, 0, 0], [-1.0, 0, 0], [7, 7, 7]]), np.array([[0.0, 2, 0], [1, 0, 0], [9, 9, 9]])
+    plots.disagreement(verdict(alphas, difference, np.eye(3), [True, True, False]), ax)
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1, 2], [1, 1]], rtol=1e-6)
+    check_units(ax)
 
 
 def test_importing_the_pictures_leaves_the_backend_alone():

@@ -52,9 +52,10 @@ def test_a_simulated_log_gives_the_samples_of_observe():
         inverse_temperature=2.0,
         last_steps=np.minimum(paths.last_step, 8),
     )
-    samples = recording.samples(times=times)
+    scheme = mj.Adapted(3.0)  # the rates of the default come from other pilots
+    samples = recording.samples(times=times, scheme=scheme)
     assert 0 < np.asarray(samples.observed)[:, -1].sum() < 40
-    same(samples, mj.observe(key, learner, num_episodes=40, times=times))
+    same(samples, mj.observe(key, learner, num_episodes=40, times=times, scheme=scheme))
 
 
 def test_numbers_are_checked_once_at_the_door(monkeypatch):
@@ -83,12 +84,14 @@ def two_learners(episodes=40, steps=8):
 def test_several_learners_equal_each_by_itself():
     log, sizes, betas = two_learners()
     times = [0.08, 0.16, 0.24]  # the small steps end at 0.16
-    together = mj.Recording(**log, step_size=sizes, inverse_temperature=betas).samples(times=times)
+    scheme = mj.Adapted(3.0)
+    together = mj.Recording(**log, step_size=sizes, inverse_temperature=betas).samples(times=times, scheme=scheme)
     for size, beta in ((0.02, 1.0), (0.02, 3.0), (0.04, 1.0), (0.04, 3.0)):
         mine = (sizes == size) & (betas == beta)
         reach = times if size == 0.04 else times[:2]
+        mine_alone = {name: array[mine] for name, array in log.items()}
         alone = mj.samples_from_paths(
-            **{name: array[mine] for name, array in log.items()}, step_size=size, inverse_temperature=beta, times=reach
+            **mine_alone, step_size=size, inverse_temperature=beta, times=reach, scheme=scheme
         )
         here = np.flatnonzero(mine)[:, None], np.arange(len(reach))
         part = jax.tree.map(lambda leaf, here=here: leaf[here], together)

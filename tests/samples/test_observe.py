@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import malliavin_jax as mj
 from malliavin_jax._base.checks import floats_to_arrays
-from malliavin_jax.potentials import Quadratic, Quartic
+from malliavin_jax.potentials import LogisticRegression, Quadratic, Quartic
+from malliavin_jax.samples.default_scheme import choose_scheme
 
 STEP = 0.01
 
@@ -181,20 +182,31 @@ def test_stopped_episodes_are_masked(key):
         np.testing.assert_allclose(got[seen], full[seen], rtol=0, atol=1e-13 * np.abs(full).max())
 
 
-def test_default_scheme():
-    """Canonical to five dimensions; beyond, the window that is best on the first episodes."""
-    for d, num_episodes in ((5, 8), (6, 40)):
-        learner = mj.ForwardLearner(Quartic(0.1), functools.partial(normal, d=d), 0.02)
-        key = jax.random.key(0)
-        scheme = mj.Canonical()
-        if d == 6:
-            keys = jax.random.split(key, num_episodes)
-            pilot = jax.jit(jax.vmap(lambda key, learner=learner: mj.simulate(key, learner, 4)))(keys)
-            scheme = mj.Windowed(mj.weights.best_rate(pilot, jnp.asarray([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])))
-        options = {"num_episodes": num_episodes, "times": 0.08}
+@pytest.mark.parametrize("d", [1, 2, 6])
+def test_default_scheme(d):
+    """`Adapted`, at rates that are a function of the learner and the last time: those of the Hessians met there."""
+    learner = mj.ForwardLearner(Quartic(0.1), functools.partial(normal, d=d), 0.02, gradient_noise=0.5)
+    scheme = choose_scheme(learner, None, 20)
+    options = {"num_episodes": 40, "times": [0.08, 0.4]}
+    for key in jax.random.split(jax.random.key(0), 2):
         chosen = mj.observe(key, learner, **options)
-        assert chosen.weight.shape == (num_episodes, 1, d)
+        assert chosen.weight.shape == (40, 2, d)
         assert ulps(chosen, mj.observe(key, learner, **options, scheme=scheme)) == 0
+    paths = jax.jit(jax.vmap(lambda key: mj.simulate(key, learner, 20)))(jax.random.split(jax.random.key(1), 2000))
+    squares = np.asarray(paths.hessian[:, 10:20] @ paths.hessian[:, 10:20]).trace(axis1=-2, axis2=-1).mean(1)
+    error = squares.std() / np.sqrt(256)  # of the pilot, by far the larger
+    assert abs(np.sum(np.asarray(scheme.rate) ** 2) - squares.mean()) < 4.2 * error
+
+
+def test_default_scheme_of_minibatches():
+    """The Hessians are those of the batches."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(40, 2)), np.arange(40) % 2.0
+    rates = []
+    for batch_size in (1, 40):
+        loss = LogisticRegression(features, labels, batch_size=batch_size)
+        rates.append(choose_scheme(mj.ForwardLearner(loss, plane, 0.005), None, 20).rate)
+    assert np.all(rates[0] > 1.2 * rates[1])
 
 
 def test_samples_know_their_sizes():
@@ -229,7 +241,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 def outcome(coupling, beta, noise, rate):
     learner = mj.ForwardLearner(Quartic(coupling), plane, 0.03, beta, noise)
     options = {"num_episodes": 10, "times": [0.24]}
-    canonical = mj.observe(jax.random.key(5), learner, **options)
+    canonical = mj.observe(jax.random.key(5), learner, **options, scheme=mj.Canonical())
     window = mj.observe(jax.random.key(6), learner, **options, scheme=mj.Windowed(rate))
     smooth = jnp.mean(jnp.sin(canonical.x) * canonical.weight + jnp.cos(canonical.gradient))
     return smooth + jnp.mean(jnp.sin(window.x) * window.weight)
@@ -252,10 +264,26 @@ def test_derivatives_in_learner_potential_and_scheme():
 def test_derivative_in_a_matrix_of_the_potential():
     def mean(a, b):
         loss = Quadratic(jnp.stack([jnp.stack([a, b]), jnp.stack([b, jnp.ones(())])]))
-        samples = mj.observe(jax.random.key(1), mj.ForwardLearner(loss, plane, 0.05), num_episodes=10, times=[0.25])
+        learner, scheme = mj.ForwardLearner(loss, plane, 0.05), mj.Canonical()
+        samples = mj.observe(jax.random.key(1), learner, num_episodes=10, times=[0.25], scheme=scheme)
         return jnp.mean(jnp.sin(samples.x) * samples.weight)
 
     check_derivatives(mean, (jnp.asarray(2.0), jnp.asarray(0.4)))
+
+
+def test_derivatives_leave_the_default_rates_alone():
+    """They are tuned and not part of the model; where the rates of two directions are equal nothing breaks."""
+    scheme = choose_scheme(mj.ForwardLearner(Quadratic(2 * jnp.eye(2)), plane, 0.05), None, 5)
+    np.testing.assert_allclose(scheme.rate, 2.0)
+
+    def mean(a, scheme):
+        learner = mj.ForwardLearner(Quadratic(a * jnp.eye(2)), plane, 0.05)
+        samples = mj.observe(jax.random.key(1), learner, num_episodes=10, times=[0.25], scheme=scheme)
+        return jnp.mean(jnp.sin(samples.x) * samples.weight)
+
+    by_default, held = (jax.jit(jax.grad(functools.partial(mean, scheme=s)))(2.0) for s in (None, scheme))
+    assert float(by_default) == pytest.approx(float(held), rel=1e-9)
+    assert abs(float(held)) > 1e-4
 
 
 def test_a_traced_step_size_is_refused():
@@ -312,8 +340,9 @@ def weigh_recorded(**changes):
 
 def test_samples_from_paths():
     at = np.asarray([3, 8])
-    for scheme in (mj.Canonical(), mj.Windowed(2.0)):
-        samples = weigh_recorded(scheme=None if isinstance(scheme, mj.Canonical) else scheme)
+    default = mj.Adapted.fit(recorded().hessian[:, 4:].reshape(-1, 2, 2))  # of the second half of the steps
+    for scheme in (default, mj.Canonical(), mj.Windowed(2.0)):
+        samples = weigh_recorded(scheme=None if scheme is default else scheme)
         weights = jax.jit(jax.vmap(lambda path, scheme=scheme: mj.weigh(path, scheme)))(recorded())
         x, g, H, weights = (leaf[:, at] for leaf in (recorded().x, recorded().gradient, recorded().hessian, weights))
         assert ulps(samples, mj.Samples(x, g, H, weights, jnp.ones((6, 2), bool))) < 8
@@ -328,7 +357,10 @@ def test_recorded_last_steps():
         for name in ("x", "gradient", "hessian")
         for leaf in [getattr(recorded(), name)]
     }
-    samples, whole = weigh_recorded(last_steps=last_steps, **spoilt), weigh_recorded()
+    scheme = mj.Adapted(3.0)
+    samples = weigh_recorded(last_steps=last_steps, scheme=scheme, **spoilt)
+    whole, by_default = weigh_recorded(scheme=scheme), weigh_recorded(last_steps=last_steps, **spoilt)
+    np.testing.assert_array_equal(jnp.isfinite(by_default.weight).all(-1), samples.observed)
     observed = np.asarray([3, 8]) <= last_steps[:, None]
     np.testing.assert_array_equal(samples.observed, observed)
     for field in ("x", "gradient", "hessian", "weight"):

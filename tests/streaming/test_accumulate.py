@@ -213,7 +213,7 @@ def test_a_simulation_goes_on_and_on(tmp_path):
     assert resumed.num_episodes == 600
     with pytest.raises(ValueError, match="holds 600 episodes, more than num_episodes = 300"):
         run(num_episodes=300, checkpoint=path)
-    with pytest.raises(ValueError, match="it differs in times"):
+    with pytest.raises(ValueError, match="it differs in scheme, times"):
         mj.observe_and_accumulate(key, LEARNER, empty, num_episodes=600, times=[0.2], checkpoint=path)
     with pytest.raises(ValueError, match="checkpoint must be a file in a directory that exists"):
         run(num_episodes=300, checkpoint=tmp_path / "nowhere" / "sums.npz")

@@ -345,7 +345,7 @@ def test_gaussian_closed_form():
     P, eps, beta = np.asarray([[2.0, 0.7], [0.7, 1.0]]), 0.05, 3.0
     start = jnp.asarray([0.5, -1.0])
     learner = mj.ForwardLearner(Quadratic(P), lambda key: start, eps, beta)
-    samples = mj.observe(jax.random.key(0), learner, num_episodes=500, times=[0.05, 0.6])
+    samples = mj.observe(jax.random.key(0), learner, num_episodes=500, times=[0.05, 0.6], scheme=mj.Canonical())
     M, mean, C, n = np.eye(2) - eps * P, np.asarray(start), np.zeros((2, 2)), 0
     for time, stop in enumerate((1, 12)):
         for _ in range(n, stop):

@@ -41,3 +41,42 @@ def test_the_page(tmp_path):
     for text in ("device tpu v9", "0.125", "of another form", "&lt;b&gt;", "errors › a", "1e-09", "1,000,000"):
         assert text in page, text
     assert "cannot be read" in page
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / "figures" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def accuracy_row(case, episodes, times):
+    errors = {"this library": [0.02], "spline, oracle mesh": [0.03], "local cubic, oracle": [0.05]}
+    errors |= {"version 0.1.0": [0.04], "the paper, literally": [12.0]}
+    return {
+        "case": case, "noise": 2.0, "episodes": episodes, "times": times, "sets": 1, "limit": 0.01, "errors": errors,
+        "rmse": {name: mine[0] for name, mine in errors.items()}, "best rival": "spline, oracle mesh",
+        "ratios": {"to best rival": 2 / 3, "to version 0.1.0": 0.5},
+    }  # fmt: skip
+
+
+def test_the_table_names_the_best_rival_and_marks_what_saw_less():
+    table = loaded("table").table([accuracy_row("well", 10_000, 1), accuracy_row("well", 1000, 1)])
+    assert "| well | **0.02** | spline, oracle mesh | 0.03 | 0.05 | 0.04 | 12 |" in table
+    assert len(table.splitlines()) == 3  # one size only
+    fewer = {**accuracy_row("well", 10_000, 1), "sets": 2}
+    assert "| 0.03 * |" in loaded("table").table([fewer])
+
+
+def test_the_picture_and_the_page_of_accuracy(tmp_path, monkeypatch):
+    errors, report = loaded("errors"), loaded("report")
+    monkeypatch.setattr(errors, "RESULTS", tmp_path)
+    rows = [accuracy_row(name, size, times) for name in ("a", "b") for size in (1000, 10_000) for times in (1, 16)]
+    errors.draw(rows)
+    assert (tmp_path / "accuracy.png").stat().st_size > 10_000
+    summary = {"groups": [{"noise": 2.0, "mean to best rival": 0.6}], "overall": {}, "misses": ["a <misses>"]}
+    (tmp_path / "accuracy.json").write_text(json.dumps({"rows": rows, "summary": summary}))
+    page = report.page(tmp_path)
+    assert page.count("<img") == 3  # the picture, and bars for one time and for many
+    assert "a &lt;misses&gt;" in page
+    assert "rmse › spline, oracle mesh" in page

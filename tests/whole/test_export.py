@@ -134,11 +134,13 @@ CASES = {
     "simulate, weigh, samples_from_paths": lambda: (paths, (KEY,)),
     "observe, Canonical": observe(mj.Canonical(), restart_probability=0.1, gradient_noise=0.5),
     "observe, Canonical, d = 2": observe(mj.Canonical(), dim=2),
+    "observe, Adapted": observe(mj.Adapted(3.0)),
     "observe, Windowed, d = 6": observe(mj.Windowed(1.0), dim=6),
     "observe, MatrixFree": lambda: (matrix_free, (KEY,)),
     "conditional_expectation, density, score": lambda: (conditional, (samples(2), ALPHAS[2][0])),
     "MalliavinField, sorted": with_field(lambda: mj.MalliavinField(samples(1), mj.Laplace(0.3), None)),
     "MalliavinField, dense": with_field(lambda: mj.MalliavinField(samples(2), mj.Gaussian(0.5, 0.1), None), 2),
+    "MalliavinField, default": with_field(lambda: mj.MalliavinField(samples(1))),
     "FreshField": with_field(lambda: mj.FreshField(learner(1), mj.Laplace(0.3), num_episodes=8, time=0.1)),
     "NadarayaWatson": with_field(lambda: mj.kernel.NadarayaWatson(samples(1), bandwidth=0.3)),
     "LocalPolynomial": with_field(lambda: mj.kernel.LocalPolynomial(samples(1), bandwidth=0.5, degree=1)),
@@ -181,7 +183,7 @@ def test_lowers_for_every_platform(name):
 HOST = {
     "Chain", "Checkpoint", "Estimate", "Loss", "Path", "Samples",
     "Potential", "Recording", "accumulate", "consistency",
-    "langevin", "short_localizer", "split_log",
+    "goodness_of_fit", "langevin", "short_localizer", "split_log",
 }  # fmt: skip
 SIMPLE = {"Heaviside", "Centered"}  # Laplace without its exponential
 

@@ -59,8 +59,8 @@ class Choice(NamedTuple):
 def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     """The best localizer: `Laplace` in one dimension, `Gaussian` beyond."""
     scale = spread(samples)
-    alphas = _typical_points(samples)
-    pilot, shrink = _pilot(folds, max(1000, _PILOT // samples.num_times))
+    alphas = typical_points(samples, _ALPHAS)
+    pilot, shrink = some_episodes(folds, max(1000, _PILOT // samples.num_times))
 
     def sums(alpha: Vector, localizer: AbstractLocalizer) -> Sums:
         return folded_sums(pilot, alpha, localizer)
@@ -82,7 +82,7 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
         ).length
 
     best_lengths = lax.map(best_length, cores)
-    some, fraction = _pilot(folds, _RISK_POINTS // samples.num_times)
+    some, fraction = some_episodes(folds, _RISK_POINTS // samples.num_times)
     risks = _risks(some, fraction, alphas, cores, best_lengths)
     taken = jnp.argmax(risks <= (1 + _TOLERANCE) * jnp.min(risks))  # the first: cores ascend
     return Choice(Gaussian(best_lengths[taken], _SMALLER * cores[taken]), jnp.min(risks))
@@ -170,7 +170,7 @@ def _compare(folds: tuple[Fold, ...], alpha: Vector, cores: Array, lengths: Arra
     )
 
 
-def _pilot(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, ...], float]:
+def some_episodes(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, ...], float]:
     """The first `episodes` episodes, in whole chunks of each fold, and what fraction of all they are."""
 
     def head(fold: Fold) -> Fold:
@@ -184,12 +184,12 @@ def _pilot(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, ...], fl
     return heads, sum(f.bank.episodes for f in heads) / sum(f.bank.episodes for f in folds)
 
 
-def _typical_points(samples: Samples) -> Float[Array, "alphas d"]:
-    """Samples spread evenly over the central nine tenths of the data."""
+def typical_points(samples: Samples, number: int) -> Float[Array, "alphas d"]:
+    """`number` samples, spread evenly over the central nine tenths of the data."""
     x, seen = samples.x.reshape(-1, samples.dim), samples.observed.reshape(-1)
     mean, deviation = mean_and_deviation(samples)
     away = (x - mean[None]) / (deviation + jnp.finfo(x.dtype).tiny)[None]
     distance = jnp.where(seen, jnp.sum(away**2, 1), jnp.inf)
     count = jnp.maximum(jnp.sum(seen), 1).astype(x.dtype)
-    rank = (jnp.arange(_ALPHAS, dtype=x.dtype) + 0.5) / _ALPHAS * 0.9 * count
+    rank = (jnp.arange(number, dtype=x.dtype) + 0.5) / number * 0.9 * count
     return x[jnp.argsort(distance)[rank.astype(jnp.int32)]]

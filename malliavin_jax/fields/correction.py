@@ -1,0 +1,175 @@
+"""How much of the debiased correction a field takes, and the table that results."""
+
+import functools
+from typing import TYPE_CHECKING, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.interpolate import RegularGridInterpolator
+
+from .._base.types import Scalar, Vector
+from ..estimate.localizers import AbstractLocalizer
+from ..estimate.ratio import Estimate, ratio_estimate
+from ..estimate.sums import Sums
+from ..models.errors import model_variance
+from ..models.fitted import FittedModel
+from ..models.folds import Fold, folded_sums
+from ..models.selection import some_episodes, typical_points
+from ..samples.samples import Samples
+from ..samples.summary import box, spread
+from .assisted import AssistedTable, make_table
+from .judge import LENGTHS, LEVEL, Kernel, judge
+
+if TYPE_CHECKING:
+    from .malliavin import MalliavinField
+
+_PLACES = 32  # at which candidates are compared
+_JUDGED_POINTS = 200_000  # of how many points at most
+_DENSITY_POINTS = 100_000  # from how many the density of a table is estimated, beyond one dimension
+_ERROR_NODES = {1: 65, 2: 17, 3: 5}  # along each axis, at which the model's variance is computed
+
+
+class Correction(eqx.Module):
+    """What a `MalliavinField` is made of, and why. `print` it.
+
+    Attributes:
+        kind: "none" (the fitted model alone), "kernel" (plus a kernel average of its residuals) or "full" (plus their
+            debiased average, which is unbiased whatever the model is).
+        model: "spline" or "polynomial" where one was fitted and used, "given" for a control of the user's, "none".
+        length: of the kernel, in the units of x; 0 for the other kinds.
+        p_values: of the tests against the debiased estimate: the model alone, then kernels of lengths 2.5, 1.2, .6,
+            .3 and .15 spreads. The first candidate above 0.1 was taken. NaN where nothing was tested.
+        tabulated: whether the correction is read from a table.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        chosen = mj.MalliavinField(samples).correction
+        print(chosen)  # a sentence; chosen.kind, chosen.p_values for programs
+        ```
+    """
+
+    kind: Literal["none", "kernel", "full"] = eqx.field(static=True)
+    model: str = eqx.field(static=True)
+    length: Scalar
+    p_values: Float[Array, " candidates"]
+    tabulated: bool = eqx.field(static=True)
+
+    def __str__(self) -> str:
+        if self.model in ("none", "given"):
+            reason = "no model was fitted" if self.model == "given" else "no model was asked for, or none was better"
+            return f"the debiased estimate: {reason}"
+        first = float(self.p_values[0])
+        judged = "" if np.isnan(first) else f"p = {first:.2g} against the debiased estimate"
+        if self.kind == "none":
+            return f"the fitted {self.model} alone" + (f": {judged}" if judged else ", as asked for")
+        if self.kind == "full":
+            return f"the fitted {self.model} and its whole correction" + (f": {judged}" if judged else ", as asked for")
+        chosen = float(self.p_values[int(np.argmax(np.asarray(self.p_values) > LEVEL))])
+        return (
+            f"the fitted {self.model} and a kernel average of its residuals of length {float(self.length):.3g}: "
+            f"the model alone has {judged}, with the kernel p = {chosen:.2g}"
+        )
+
+
+def how_much(
+    samples: Samples,
+    model: FittedModel | None,
+    localizer: AbstractLocalizer,
+    wanted: Literal["auto", "full", "none"],
+    given: bool = False,
+) -> Correction:
+    """The correction of a fitted model: what was asked for, or what the judge finds necessary."""
+    zero = jnp.zeros((), samples.x.dtype)
+    untested = jnp.full(1 + len(LENGTHS), jnp.nan, samples.x.dtype)
+    if model is None:
+        return Correction("full", "given" if given else "none", zero, untested, False)
+    if wanted != "auto" or samples.dim > 3:
+        return Correction("none" if wanted == "none" else "full", model.kind, zero, untested, False)
+    alphas = typical_points(samples, _PLACES)
+    lengths = spread(samples) * jnp.asarray(LENGTHS, samples.x.dtype)
+    folds, _ = some_episodes(model.folds, max(1000, _JUDGED_POINTS // samples.num_times))
+    p_values = judge(folds, _gradients(model.whole, alphas), alphas, lengths, localizer).p_value
+    accepted = np.flatnonzero(np.asarray(p_values) > LEVEL)
+    if accepted.size == 0:
+        return Correction("full", model.kind, zero, p_values, samples.dim > 1)
+    first = int(accepted[0])
+    if first == 0:
+        return Correction("none", model.kind, zero, p_values, False)
+    return Correction("kernel", model.kind, lengths[first - 1], p_values, True)
+
+
+@eqx.filter_jit
+def _gradients(potential: object, alphas: Float[Array, "alphas d"]) -> Float[Array, "alphas d"]:
+    return jax.vmap(potential.gradient)(alphas)  # type: ignore[attr-defined]
+
+
+class _Ratio(eqx.Module):
+    """α ↦ the ratio of the localized sums of some folds."""
+
+    folds: tuple[Fold, ...]
+    localizer: AbstractLocalizer
+    points: Array
+    scale: Scalar
+
+    def __call__(self, alpha: Vector) -> Estimate:
+        episodes = sum(fold.bank.episodes for fold in self.folds)
+        sums = folded_sums(self.folds, alpha, self.localizer)
+        return ratio_estimate(sums, episodes, self.points, jnp.asarray(True), self.scale)
+
+
+class _SortedRatio(eqx.Module):
+    """The same from a field in one dimension that is sorted."""
+
+    field: "MalliavinField"
+
+    def __call__(self, alpha: Vector) -> Estimate:
+        field = self.field
+        sums: Sums = field.sums(alpha)
+        episodes = sum(fold.bank.episodes for fold in field.folds)
+        return ratio_estimate(sums, episodes, field.points, jnp.asarray(True), field.scale)
+
+
+def tabulate(samples: Samples, model: FittedModel, field: "MalliavinField") -> AssistedTable:
+    """The table of a field whose correction has been decided."""
+    chosen = field.correction
+    low, high = box(samples)
+    if chosen.kind == "kernel":
+        estimate = _Ratio(model.folds, Kernel(chosen.length), field.points, field.scale)
+    elif chosen.kind == "full":
+        estimate = _Ratio(model.folds, field.localizer, field.points, field.scale)
+    elif field.sorted is not None:
+        estimate = _SortedRatio(field)
+    else:  # the density alone is asked for
+        folds, fraction = some_episodes(model.folds, max(1000, _DENSITY_POINTS // samples.num_times))
+        estimate = _Ratio(folds, field.localizer, fraction * field.points.astype(samples.x.dtype), field.scale)
+    variance = functools.partial(_interpolated_variance, model, samples, chosen.kind)
+    return make_table(model.whole, estimate, field.tail, low, high, variance=variance, corrects=chosen.kind != "none")
+
+
+def _interpolated_variance(
+    model: FittedModel, samples: Samples, kind: str, points: Float[np.ndarray, "n d"]
+) -> Float[np.ndarray, "n d"]:
+    """The model's variance, or none under the whole correction, which does not depend on it.
+
+    Under a kernel it is added in full to that of the kernel average: a kernel is taken where the two estimates differ
+    by more than expected, once in ten times by chance, and what was selected so is less certain than it looks.
+    """
+    if kind == "full":
+        return np.zeros_like(points)
+    low, high = (np.asarray(end, np.float64) for end in box(samples))
+    nodes = _ERROR_NODES[samples.dim]
+    axes = [np.linspace(low[i], high[i], nodes) for i in range(samples.dim)]
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
+    found = model_variance(model.linear(), samples, grid.reshape(-1, samples.dim))
+    squares = found.sampling + found.smoothing
+    read = RegularGridInterpolator(axes, squares.reshape(*grid.shape))
+    return np.maximum(read(np.clip(points, low, high)), 0)

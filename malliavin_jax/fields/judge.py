@@ -1,0 +1,209 @@
+"""How much correction a fitted model needs, with the debiased estimate as the judge.
+
+Candidates, from least to most variance: the model alone; the model plus a kernel average of its residuals, at shorter
+and shorter lengths; the model plus the debiased average of its residuals, v_u, which is unbiased whatever the model is.
+Under "candidate j is unbiased" the statistic
+
+    T_j = mean_α |v_j(α) − v_u(α)|²
+
+has, by the central limit theorem for episodes, the law of Σ_k λ_k z_k²/J with z standard normal and λ the eigenvalues
+of Σ_i ρ_i ρ_iᵀ, ρ_i the difference of the two influences of episode i at all J places α. (Multipliers drawn for each
+episode would have the same law; their covariance is this matrix.) The errors of v_u at different α share a large common
+part, and the matrix knows it. The model is fitted to other episodes than the residuals that correct it, and its own
+influence is left out, which makes the test a little cautious. The first candidate with P(T ≥ T_j) > 0.1 is taken.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from .._base.types import Scalar, Vector
+from ..estimate.localizers import AbstractLocalizer, AbstractRadial
+from ..estimate.ratio import TRUSTED_FROM
+from ..estimate.sums import Bank, episode_terms
+from ..models.folds import Fold, make_fold
+from ..models.selection import choose_localizer, typical_points
+from ..potentials.base import AbstractPotential
+from ..samples.samples import Samples, check_samples
+
+LEVEL = 0.1  # of the test of each candidate
+LENGTHS = (2.5, 1.2, 0.6, 0.3, 0.15)  # of the kernels, in units of the spread of the positions
+_PLACES = 64  # at which a guess of the loss is judged
+_DRAWS = 4096  # of the null law: p-values are known to ±.005 near the level
+
+
+class Kernel(AbstractRadial):
+    """The fourth-order Gaussian kernel 2K_h − K_{√2 h} with no field G: a plain average, not debiased."""
+
+    length: float | Scalar
+
+    def radial(self, square: Array, d: int) -> tuple[Array, Array]:
+        h2 = jnp.asarray(self.length, square.dtype) ** 2
+        narrow, wide = (jnp.exp(-square / (2 * k * h2)) / (2 * jnp.pi * k * h2) ** (d / 2) for k in (1, 2))
+        return 2 * narrow - wide, jnp.zeros_like(square)
+
+
+class Influence(NamedTuple):
+    """An estimate at some places, and by how much each episode moves it."""
+
+    value: Float[Array, "alphas d"]
+    of_episodes: Float[Array, "alphas d episodes"]
+    firm: Float[Array, " alphas"]  # 1 where the density is significantly positive
+
+
+class Test(NamedTuple):
+    """T, and the probability of at least this under the null law."""
+
+    statistic: Scalar
+    p_value: Scalar
+
+
+def influences(folds: tuple[Fold, ...], alphas: Float[Array, "alphas d"], localizer: AbstractLocalizer) -> Influence:
+    """The localized estimate of several folds, each with its own model added back."""
+
+    def terms(fold: Fold) -> Float[Array, "alphas rows episodes"]:
+        def at(part: Bank, alpha: Vector) -> Float[Array, "rows size"]:
+            n, w = episode_terms(part, alpha, localizer)
+            return jnp.stack([*(row + w * shift for row, shift in zip(n, fold.model(alpha), strict=True)), w])
+
+        rows = lax.map(lambda part: jax.vmap(lambda alpha: at(part, alpha))(alphas), fold.bank)
+        return jnp.moveaxis(rows, 0, 2).reshape(len(alphas), rows.shape[2], -1)
+
+    rows = jnp.concatenate([terms(fold) for fold in folds], -1)
+    n, w = rows[:, :-1], rows[:, -1:]
+    total = jnp.sum(w, -1)
+    firm = total[:, 0] > TRUSTED_FROM * jnp.sqrt(jnp.sum(w[:, 0] ** 2, -1))
+    safe = jnp.where(total == 0, 1, total)
+    value = jnp.sum(n, -1) / safe
+    return Influence(value, (n - value[:, :, None] * w) / safe[:, :, None], firm.astype(value.dtype))
+
+
+def compare(difference: Float[Array, "alphas d"], influence: Float[Array, "alphas d episodes"], share: Array) -> Test:
+    """The test of difference = 0 given the influences of the episodes on it; places count by their `share`."""
+    root = jnp.sqrt(share)[:, None]
+    rows = (root[:, :, None] * influence).reshape(difference.size, -1)
+    covariance = jnp.matmul(rows, rows.T, precision=lax.Precision.HIGHEST)
+    eigenvalues = jnp.maximum(jnp.linalg.eigvalsh(covariance), 0)
+    # A fixed key: the same data give the same p-value.
+    normal = jax.random.normal(jax.random.key(0), (_DRAWS, len(eigenvalues)), difference.dtype)
+    null = jnp.matmul(normal**2, eigenvalues, precision=lax.Precision.HIGHEST)
+    statistic = jnp.sum((root * difference) ** 2)
+    return Test(statistic, (1 + jnp.sum(null >= statistic)) / (1 + _DRAWS))
+
+
+def shares(firm: Float[Array, " alphas"]) -> Float[Array, " alphas"]:
+    """Equal shares of the places where the judge has something to say."""
+    return firm / jnp.maximum(jnp.sum(firm), 1)
+
+
+@eqx.filter_jit
+def judge(
+    folds: tuple[Fold, ...],
+    model: Float[Array, "alphas d"],
+    alphas: Float[Array, "alphas d"],
+    lengths: Float[Array, " lengths"],
+    unbiased: AbstractLocalizer,
+) -> Test:
+    """The tests of the model alone, with gradients `model` at `alphas`, and of each kernel, in this order."""
+    u = influences(folds, alphas, unbiased)
+    share = shares(u.firm)
+    alone = compare(model - u.value, u.of_episodes, share)
+
+    def candidate(length: Scalar) -> Test:
+        kernel = influences(folds, alphas, Kernel(length))
+        return compare(kernel.value - u.value, kernel.of_episodes - u.of_episodes, share)
+
+    rest = lax.map(candidate, lengths)
+    return jax.tree.map(lambda first, others: jnp.concatenate([first[None], others]), alone, rest)
+
+
+class GoodnessOfFit(eqx.Module):
+    """The verdict on a guess of the loss.
+
+    Attributes:
+        p_value: the probability of a difference at least this large if the guess were right; small means wrong.
+        statistic: the mean over α of |difference|².
+        alphas: the places where they were compared, samples spread over the central nine tenths of the data.
+        difference: the debiased estimate minus the guess's gradient, (alphas, d): where, and how far, the guess is off.
+        stderr: standard errors of the differences.
+        trusted: False where the density is not significantly positive; such places do not count.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        verdict = mj.goodness_of_fit(samples, mj.potentials.Quadratic())
+        worst = abs(verdict.difference / verdict.stderr).max()  # in standard errors
+        ```
+    """
+
+    p_value: Scalar
+    statistic: Scalar
+    alphas: Float[Array, "alphas d"]
+    difference: Float[Array, "alphas d"]
+    stderr: Float[Array, "alphas d"]
+    trusted: Bool[Array, " alphas"]
+
+
+def goodness_of_fit(
+    samples: Samples,
+    potential: AbstractPotential,
+    *,
+    localizer: AbstractLocalizer | None = None,
+    alphas: Float[Array, "alphas d"] | None = None,
+) -> GoodnessOfFit:
+    """Does this guess of the loss agree with what the learner did?
+
+    The debiased average of the residuals g − ∇m(X) given X = α is an unbiased estimate of how far ∇m(α) is off,
+    whatever m is; its law if m is right is known from the episodes (see `fields/judge.py`). A guess that was fitted to
+    the same samples is judged leniently: fit it to others.
+
+    Args:
+        samples: observed episodes, with Hessians.
+        potential: the guess m, with gradient and Hessian; its constant does not matter.
+        localizer: for the debiased average; None chooses one as `MalliavinField` does.
+        alphas: where to compare, (alphas, d); None takes 64 samples spread over the data.
+
+    Returns:
+        A `GoodnessOfFit`; `plots.disagreement` draws it.
+
+    Raises:
+        ValueError: if the samples hold no Hessians, fewer than two observed episodes, or a number that is not finite.
+
+    Example:
+        ```python
+        import jax
+        import malliavin_jax as mj
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        mj.goodness_of_fit(samples, loss).p_value  # large: this is the loss
+        mj.goodness_of_fit(samples, mj.potentials.Quadratic(precision=2.0)).p_value  # small: this is not
+        ```
+    """
+    check_samples(samples)
+    samples.require_hessian("goodness_of_fit")
+    fold = make_fold(samples, potential)
+    if localizer is None:
+        localizer = choose_localizer(samples, (fold,)).localizer
+    if alphas is None:
+        alphas = typical_points(samples, _PLACES)
+    return _verdict(fold, alphas, localizer)
+
+
+@eqx.filter_jit
+def _verdict(fold: Fold, alphas: Float[Array, "alphas d"], localizer: AbstractLocalizer) -> GoodnessOfFit:
+    found = influences((fold,), alphas, localizer)
+    difference = found.value - jax.vmap(fold.model)(alphas)
+    test = compare(difference, found.of_episodes, shares(found.firm))
+    stderr = jnp.sqrt(jnp.sum(found.of_episodes**2, -1))
+    return GoodnessOfFit(test.p_value, test.statistic, alphas, difference, stderr, found.firm > 0)

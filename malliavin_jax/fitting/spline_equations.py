@@ -1,0 +1,170 @@
+"""The normal equations of a spline's fit, from the sums over its data, by their diagonals.
+
+Unknowns that share no cell do not meet: along an axis a coefficient meets the five next to it, so the matrices have few
+diagonals that are not zero, and these are all that is kept of them. Everything is in units in which the box is four
+wide along each axis, so that gradients and Hessians compare, on the host and in float64.
+"""
+
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import sparse
+
+from .bsplines import DEGREE, SUPPORT, in_legendre, products_in_legendre
+from .spline_sums import SplineSums
+
+Band = Float[np.ndarray, "band p"]  # row k: the k-th diagonal below the main one
+
+
+class Equations(NamedTuple):
+    """A_g, A_H, b_g, b_H, the sums of squares, and the numbers of rows."""
+
+    gradient_gram: Band
+    hessian_gram: Band
+    gradient_right: Float[np.ndarray, " p"]
+    hessian_right: Float[np.ndarray, " p"]
+    gradient_squares: float
+    hessian_squares: float
+    gradient_rows: float
+    hessian_rows: float
+
+
+def added(first: Equations, second: Equations) -> Equations:
+    """The equations of two data sets together."""
+    return Equations(*(a + b for a, b in zip(first, second, strict=True)))  # type: ignore[arg-type]
+
+
+def equations(sums: SplineSums) -> Equations:
+    """The normal equations of least squares on gradients and on Hessians, each by itself."""
+    d, shape = sums.dim, sums.intervals
+    unit = (np.asarray(sums.high, np.float64) - np.asarray(sums.low, np.float64)) / 4
+    per_cell = np.asarray(shape) / 4  # cells in one unit of the box that is four wide
+    moments = np.asarray(sums.totals.moments, np.float64).reshape(*shape, *(2 * DEGREE + 1,) * d)
+
+    def of_order(order: int, products: Any, squares: Any) -> tuple[np.ndarray, np.ndarray, float]:
+        size = math.prod(n + DEGREE for n in shape)
+        gram, right, total = np.zeros((size, size)), np.zeros(size), 0.0
+        columns = np.asarray(products, np.float64).reshape(*shape, *(SUPPORT,) * d, -1)
+        for number, axes in enumerate(itertools.combinations_with_replacement(range(d), order)):
+            orders = tuple(axes.count(i) for i in range(d))
+            times = len(set(itertools.permutations(axes)))  # ∂_i∂_j counts for ∂_j∂_i too
+            slope = math.prod(per_cell[i] for i in axes)
+            y_unit = math.prod(unit[i] for i in axes)
+            gram += times * slope**2 * _gram(moments, orders, shape)
+            right += times * slope * y_unit * _right(columns[..., number], orders, shape)
+            total += times * y_unit**2 * float(squares[number])
+        return banded(gram, shape), right, total
+
+    gradient = of_order(1, sums.totals.gradient, sums.totals.gradient_squares)
+    if float(sums.totals.hessians) > 0:
+        hessian = of_order(2, sums.totals.hessian, sums.totals.hessian_squares)
+    else:
+        hessian = np.zeros_like(gradient[0]), np.zeros_like(gradient[1]), 0.0
+    return Equations(
+        gradient_gram=gradient[0], gradient_right=gradient[1], gradient_squares=gradient[2],
+        hessian_gram=hessian[0], hessian_right=hessian[1], hessian_squares=hessian[2],
+        gradient_rows=float(sums.totals.points) * d, hessian_rows=float(sums.totals.hessians) * d * d,
+    )  # fmt: skip
+
+
+def _gram(moments: np.ndarray, orders: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """Σ over points of the products of the basis' derivatives of these orders, one axis after the other."""
+    d, block = len(shape), moments
+    for axis, (order, n) in enumerate(zip(orders, shape, strict=True)):
+        # The first axis left is that of cells, and d − axis further on stands that of Legendre orders.
+        block = np.tensordot(block, _products_on_axis(order, n), ((0, d - axis), (2, 3)))
+    size = math.prod(n + DEGREE for n in shape)
+    return block.transpose(*range(0, 2 * d, 2), *range(1, 2 * d, 2)).reshape(size, size)
+
+
+def _right(products: np.ndarray, orders: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """Σ over points of y times the basis' derivatives of these orders."""
+    d, block = len(shape), products
+    for axis, (order, n) in enumerate(zip(orders, shape, strict=True)):
+        block = np.tensordot(block, _rows_on_axis(order, n), ((0, d - axis), (1, 2)))
+    return block.ravel()
+
+
+@functools.lru_cache(maxsize=16)
+def _products_on_axis(order: int, n: int) -> Float[np.ndarray, "basis basis cells k10"]:
+    """Coefficients of P_0 … P_10 in each cell of the product of two B-splines' derivatives, on an axis of n cells."""
+    table = np.zeros((n + DEGREE, n + DEGREE, n, 2 * DEGREE + 1))
+    for cell in range(n):
+        touched = slice(cell, cell + SUPPORT)
+        table[touched, touched, cell] = products_in_legendre(order)
+    return table
+
+
+@functools.lru_cache(maxsize=16)
+def _rows_on_axis(order: int, n: int) -> Float[np.ndarray, "basis cells k5"]:
+    """Coefficients of P_0 … P_5 in each cell of each B-spline's derivative, on an axis of n cells."""
+    table = np.zeros((n + DEGREE, n, SUPPORT))
+    for cell in range(n):
+        table[cell : cell + SUPPORT, cell] = in_legendre(order)
+    return table
+
+
+@functools.lru_cache(maxsize=8)
+def penalty_of(shape: tuple[int, ...]) -> sparse.csr_array:
+    """θᵀPθ = Σ over axes of ∫ (∂³L)², about: squared third differences, in the units of the box that is four wide."""
+    sizes = [n + DEGREE for n in shape]
+    volume = math.prod(4 / n for n in shape)
+    total = sparse.csr_array((math.prod(sizes),) * 2)
+    for axis, n in enumerate(sizes):
+        difference = np.diff(np.eye(n), 3, axis=0) * (shape[axis] / 4) ** 3
+        factors = [difference.T @ difference if i == axis else np.eye(m) for i, m in enumerate(sizes)]
+        total = total + volume * functools.reduce(sparse.kron, map(sparse.csr_array, factors))
+    return sparse.csr_array(total)
+
+
+@functools.lru_cache(maxsize=16)
+def log_prior_volume(shape: tuple[int, ...]) -> float:
+    """log of the product of P's eigenvalues that are not zero, less log p for each of those that are.
+
+    It makes the likelihoods of different meshes comparable: a prior on more coefficients has its own normalisation,
+    and a polynomial that P does not see has coefficients of norm √p.
+    """
+    volume = math.prod(4 / n for n in shape)
+    total = np.zeros(1)
+    for n in shape:
+        difference = np.diff(np.eye(n + DEGREE), 3, axis=0) * (n / 4) ** 3
+        along = np.concatenate([np.zeros(3), np.linalg.svd(difference, compute_uv=False) ** 2])
+        total = (total[:, None] + volume * along[None, :]).ravel()
+    return float(np.sum(np.log(total[total > 0]))) - float(np.sum(total == 0)) * math.log(len(total))
+
+
+def bandwidth(shape: tuple[int, ...]) -> int:
+    """How far from the diagonal the last entry that is not zero lies."""
+    sizes = [n + DEGREE for n in shape]
+    return min(DEGREE * sum(math.prod(sizes[i + 1 :]) for i in range(len(sizes))), math.prod(sizes) - 1)
+
+
+def banded(matrix: Any, shape: tuple[int, ...]) -> Band:
+    """The diagonals of a symmetric matrix, dense or sparse."""
+    width, p = bandwidth(shape), matrix.shape[0]
+    band = np.zeros((width + 1, p))
+    for k in range(width + 1):
+        band[k, : p - k] = matrix.diagonal(-k)
+    return band
+
+
+@functools.lru_cache(maxsize=8)
+def banded_penalty(shape: tuple[int, ...]) -> Band:
+    """P by its diagonals."""
+    return banded(penalty_of(shape), shape)
+
+
+def quadratic_form(band: Band, theta: Float[np.ndarray, " p"]) -> float:
+    """θᵀAθ."""
+    p = len(theta)
+    off = sum(float(band[k, : p - k] @ (theta[: p - k] * theta[k:])) for k in range(1, len(band)))
+    return float(band[0] @ theta**2) + 2 * off
+
+
+def squares_left(theta: Float[np.ndarray, " p"], band: Band, right: Float[np.ndarray, " p"], squares: float) -> float:
+    """The sum of squared residuals, never below rounding."""
+    return max(squares - 2 * float(theta @ right) + quadratic_form(band, theta), 1e-12 * squares + 1e-300)

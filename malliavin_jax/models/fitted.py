@@ -1,0 +1,181 @@
+"""Models of the loss fitted to all episodes, and to each half of them: a spline, a polynomial, or none.
+
+The halves are the even and the odd episodes. What a half's model leaves of the *other* half is the held-out error by
+which models are compared, and the residual that the debiased estimate corrects it with; the model of all episodes is
+what is reported.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from scipy.linalg import cho_factor, cho_solve
+
+from .._base.types import Scalar
+from ..fitting.monomials import num_terms
+from ..fitting.spline_equations import penalty_of
+from ..potentials.base import AbstractPotential
+from ..potentials.polynomial import Polynomial
+from ..potentials.spline import SplineFits, fit_parts
+from ..samples.samples import Samples
+from ..samples.summary import box
+from .errors import LinearFit, polynomial_rows, spline_rows
+from .folds import Fold, every_other, make_fold
+
+_DEGREE = {1: 10, 2: 10}  # of a polynomial; beyond the plane _DEGREE_BEYOND, for the sake of its number of terms
+_DEGREE_BEYOND = 6
+_ROWS_PER_TERM = 20  # fewer observed rows than this per coefficient, and the degree is lowered
+_NEGLIGIBLE = 1e-10  # squared residuals below this part of the squared data are rounding
+
+Kind = Literal["spline", "polynomial"]
+
+
+class FittedModel(NamedTuple):
+    """A model of one kind."""
+
+    kind: Kind
+    whole: AbstractPotential  # fitted to all episodes
+    folds: tuple[Fold, Fold]  # residuals of the even and the odd episodes, each against the model of the others
+    linear: Callable[[], LinearFit]  # what the errors of `whole` are computed from
+    score: float  # held-out −2 log likelihood: less is better
+
+
+def fit_models(samples: Samples, kinds: tuple[Kind, ...]) -> FittedModel | None:
+    """The best of these kinds on held-out episodes, or None if no model is better than none."""
+    halves = every_other(samples, 0), every_other(samples, 1)
+    best, least = None, _score(samples, tuple(make_squares(half) for half in halves))
+    low, high = box(samples)
+    for kind in kinds:
+        if kind == "spline" and not bool(jnp.all(low < high)):
+            continue  # all positions alike along an axis: no mesh
+        fitted = _fit_splines(samples, halves) if kind == "spline" else _fit_polynomials(samples, halves)
+        if fitted.score < least:  # NaN, from a fit without enough data, loses
+            best, least = fitted, fitted.score
+    return best
+
+
+def kinds_for(samples: Samples) -> tuple[Kind, ...]:
+    """What is worth a try: on the line a spline tells all that a polynomial can; splines end at three dimensions."""
+    return ("spline",) if samples.dim == 1 else ("spline", "polynomial") if samples.dim <= 3 else ("polynomial",)
+
+
+class Squares(NamedTuple):
+    """Sums of squares over observed points of what is left of gradients and Hessians."""
+
+    gradient: Scalar
+    hessian: Scalar
+
+
+@eqx.filter_jit
+def make_squares(half: Samples) -> Squares:
+    """Those of the data themselves: what no model leaves."""
+    seen = half.observed
+    hessian = half.require_hessian("a fitted model")
+    return Squares(
+        jnp.sum(jnp.where(seen[..., None], half.gradient, 0) ** 2),
+        jnp.sum(jnp.where(seen[..., None, None], hessian, 0) ** 2),
+    )
+
+
+@eqx.filter_jit
+def _residual_squares(fold: Fold) -> Squares:
+    return Squares(jnp.sum(fold.bank.values**2), jnp.sum(fold.bank.jacobians**2))
+
+
+def _score(samples: Samples, left: tuple[Squares, ...], data: tuple[Squares, ...] | None = None) -> float:
+    """−2 log likelihood of residuals of two unknown variances, up to a constant; rounding counts for nothing."""
+    points = max(int(jnp.sum(samples.observed)), 1)
+    total = 0.0
+    for name, entries in (("gradient", samples.dim), ("hessian", samples.dim**2)):
+        squares = sum(float(getattr(half, name)) for half in left)
+        floor = _NEGLIGIBLE * sum(float(getattr(half, name)) for half in data or left)
+        total += entries * points * float(np.log(max(squares, floor, 1e-300) / points))
+        if not np.isfinite(squares):
+            return float("nan")
+    return total
+
+
+def _held_out(samples: Samples, halves: tuple[Samples, Samples], models: tuple[AbstractPotential, ...]):
+    """The folds of two halves, each against the other's model, and their score."""
+    even, odd = halves
+    folds = make_fold(even, models[1]), make_fold(odd, models[0])
+    data = tuple(make_squares(half) for half in halves)
+    return folds, _score(samples, tuple(_residual_squares(fold) for fold in folds), data)
+
+
+def _flat(array: Array) -> Array:
+    return array.reshape(-1, *array.shape[2:])
+
+
+def _fit_splines(samples: Samples, halves: tuple[Samples, Samples]) -> FittedModel:
+    low, high = (np.asarray(end, np.float64) for end in box(samples))
+    parts = [(_flat(h.x), _flat(h.gradient), _flat(h.require_hessian("a spline")), _flat(h.observed)) for h in halves]
+    fits = fit_parts(parts, low, high)
+    dtype = samples.x.dtype
+    folds, score = _held_out(samples, halves, (fits.potential(dtype, 0), fits.potential(dtype, 1)))
+    return FittedModel("spline", fits.potential(dtype), folds, lambda: _linear_spline(fits), score)
+
+
+def _linear_spline(fits: SplineFits) -> LinearFit:
+    tuning = fits.whole.tuning
+    return LinearFit(
+        spline_rows(fits.low, fits.high, fits.mesh),
+        fits.whole.coefficients.ravel(),
+        fits.whole.solve,
+        np.exp(tuning.log_smoothing) * penalty_of(fits.mesh),
+        (fits.high - fits.low) / 4,
+        tuning.gradient_variance,
+        tuning.hessian_variance,
+    )
+
+
+def _fit_polynomials(samples: Samples, halves: tuple[Samples, Samples]) -> FittedModel:
+    rows = halves[1].num_episodes * samples.num_times * samples.dim
+    degree = _DEGREE.get(samples.dim, _DEGREE_BEYOND)
+    while degree > 2 and num_terms(samples.dim, degree) * _ROWS_PER_TERM > rows:
+        degree -= 2
+    folds, score = _held_out(samples, halves, tuple(_fit_polynomial(half, degree) for half in halves))
+    whole = _fit_polynomial(samples, degree)
+    return FittedModel("polynomial", whole, folds, functools.partial(_linear_polynomial, whole, samples, degree), score)
+
+
+@eqx.filter_jit
+def _fit_polynomial(samples: Samples, degree: int) -> Polynomial:
+    """The polynomial of given degree that fits the observed gradients and Hessians best."""
+    return Polynomial.fit(
+        _flat(samples.x),
+        _flat(samples.gradient),
+        _flat(samples.require_hessian("a fitted control")),
+        degree=degree,
+        weights=_flat(samples.observed).astype(samples.x.dtype),
+    )
+
+
+def _linear_polynomial(fitted: Polynomial, samples: Samples, degree: int) -> LinearFit:
+    """The normal equations anew, from some of the episodes: a polynomial's own fit keeps none."""
+    center, scale = (np.asarray(array, np.float64) for array in (fitted.center, fitted.scale))
+    some = min(samples.num_episodes, max(200, 20_000 // samples.num_times))
+    arrays = samples.x, samples.gradient, samples.require_hessian("a polynomial"), samples.observed
+    x, gradient, hessian, seen = (np.asarray(a[:some]).reshape(-1, *a.shape[2:]) for a in arrays)
+    rows = polynomial_rows(center, scale, degree)
+    F = rows(np.where(seen[:, None], x, 0))
+    theta = np.asarray(fitted.coefficients, np.float64)
+    d, p = samples.dim, len(theta)
+    pairs = [(i, j) for i in range(d) for j in range(i, d)]
+    y = np.concatenate([gradient, np.stack([hessian[:, i, j] for i, j in pairs], 1)], 1)
+    units = np.concatenate([scale, [scale[i] * scale[j] for i, j in pairs]])
+    times = np.concatenate([np.ones(d), [1 if i == j else 2 for i, j in pairs]])
+    design = np.concatenate([F.gradient, F.hessian], 1) * (seen[:, None] * units)[:, :, None]
+    left = np.where(seen[:, None], y, 0) * units - design @ theta
+    count = max(seen.sum(), 1)
+    v_g = max(float(np.sum(left[:, :d] ** 2)) / (count * d), 1e-300)
+    v_h = max(float(np.sum(times[d:] * left[:, d:] ** 2)) / (count * d * d), v_g / 1000)
+    precision = np.concatenate([np.full(d, 1 / v_g), times[d:] / v_h])
+    weighted = (design * np.sqrt(precision)[None, :, None]).reshape(-1, p)
+    gram = weighted.T @ weighted * (samples.num_episodes / some)
+    gram[np.diag_indices(p)] *= 1 + 1e-10  # a hair, for the factorisation
+    return LinearFit(rows, theta, functools.partial(cho_solve, cho_factor(gram, lower=True)), None, scale, v_g, v_h)
