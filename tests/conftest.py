@@ -1,6 +1,7 @@
 """Strict settings for every test: float64, no silent promotion of rank or dtype, shapes checked."""
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -35,6 +36,15 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def few_programs():
+    """A compiled program holds mappings of memory, of which Linux allows a process 65 530; then the compiler dies. They come back from the cache."""
+    yield
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        if sum(1 for _ in maps) > 20_000:
+            jax.clear_caches()
 
 
 @pytest.fixture(params=[0, 1], ids=["seed0", "seed1"])

@@ -17,6 +17,10 @@ from scipy import sparse
 from .bsplines import DEGREE, SUPPORT, in_legendre, products_in_legendre
 from .spline_sums import SplineSums
 
+# Data are never taken for more exact than this part of their squares. Where the equations say 10¹² times as much as the
+# prior, rounding of them outweighs the prior in cells without data, which then hold anything.
+_EXACT = 1e-9
+
 Band = Float[np.ndarray, "band p"]  # row k: the k-th diagonal below the main one
 
 
@@ -166,5 +170,5 @@ def quadratic_form(band: Band, theta: Float[np.ndarray, " p"]) -> float:
 
 
 def squares_left(theta: Float[np.ndarray, " p"], band: Band, right: Float[np.ndarray, " p"], squares: float) -> float:
-    """The sum of squared residuals, never below rounding."""
-    return max(squares - 2 * float(theta @ right) + quadratic_form(band, theta), 1e-12 * squares + 1e-300)
+    """The sum of squared residuals, never below what counts as exact."""
+    return max(squares - 2 * float(theta @ right) + quadratic_form(band, theta), _EXACT * squares + 1e-300)
