@@ -90,7 +90,7 @@ def make_table(
     else:
         correction, squares = jnp.zeros_like(gradient), own
     # Rounding is an error too: an exact fit of exact gradients is not known better than that.
-    rounding = 4 * jnp.finfo(low.dtype).eps * (jnp.abs(gradient) + jnp.sqrt(jnp.mean(gradient**2)))
+    rounding = 16 * jnp.finfo(low.dtype).eps * (jnp.abs(gradient) + jnp.sqrt(jnp.mean(gradient**2)))
     stderr = jnp.sqrt(jnp.where(jnp.isfinite(squares), squares, jnp.finfo(low.dtype).max) + rounding**2)
     # What the ratio does not trust, for too few episodes too, the table must not trust either.
     doubtful = jnp.maximum(found.density_stderr, 1.001 * found.density / TRUSTED_FROM)

@@ -130,7 +130,7 @@ def log_prior_volume(shape: tuple[int, ...]) -> float:
     """log of the product of P's eigenvalues that are not zero, less log p for each of those that are.
 
     It makes the likelihoods of different meshes comparable: a prior on more coefficients has its own normalisation,
-    and a polynomial that P does not see has coefficients of norm √p.
+    and a polynomial that P does not see has coefficients of norm √p. The constant, which no data see, does not count.
     """
     volume = math.prod(4 / n for n in shape)
     total = np.zeros(1)
@@ -138,7 +138,7 @@ def log_prior_volume(shape: tuple[int, ...]) -> float:
         difference = np.diff(np.eye(n + DEGREE), 3, axis=0) * (n / 4) ** 3
         along = np.concatenate([np.zeros(3), np.linalg.svd(difference, compute_uv=False) ** 2])
         total = (total[:, None] + volume * along[None, :]).ravel()
-    return float(np.sum(np.log(total[total > 0]))) - float(np.sum(total == 0)) * math.log(len(total))
+    return float(np.sum(np.log(total[total > 0]))) - float(np.sum(total == 0) - 1) * math.log(len(total))
 
 
 def bandwidth(shape: tuple[int, ...]) -> int:

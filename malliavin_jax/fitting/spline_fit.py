@@ -25,9 +25,11 @@ from .bsplines import DEGREE
 from .spline_equations import Band, Equations, banded_penalty, log_prior_volume, squares_left
 
 _ROUNDS = 6
-_RIDGE = 16  # units of rounding of the sums, of the mean diagonal: cells without data, the constant nothing sees
+_RIDGE = 16  # units of rounding of the sums, of the mean diagonal, for cells without data
+_MORE = 1e3  # by how much the ridge grows where that is not enough
 _TOLERANCE = 0.2  # of log λ: the fit does not feel it
-_LESS = (0.0, -4.0, -8.0, -12.0)  # steps of log λ from a coarser mesh's
+_LESS = (0.0, -4.0, -8.0, -12.0, -18.0, -24.0, -30.0, -36.0)  # steps of log λ from a coarser mesh's
+_MOST = 1e9  # of the penalty's diagonal, in units of that of the data: beyond, its rounding hides what the data say
 _SETTLED = 0.02  # of the logarithms of the variances
 _MOVES = 20  # of the search for λ, at most
 _FLOOR = 1e-3  # least variance of Hessians in units of that of gradients: what is left of exact ones is misfit
@@ -65,6 +67,8 @@ def solve(shape: tuple[int, ...], parts: Equations, start: Tuning | None = None)
             # What a coarser mesh took for noise a finer one may resolve, with much less smoothing: look there too.
             place = min((_attempt(problem, place + shift) for shift in _LESS), key=_criterion).log_smoothing
         best = _least(problem, place)
+        if not math.isfinite(best.criterion):
+            best = _firm_attempt(problem, best.log_smoothing)
         last, tuning = tuning, Tuning(best.log_smoothing, *_variances(parts, best.theta))
         if last is not None and _is_settled(last, tuning):
             break
@@ -76,18 +80,26 @@ def solve(shape: tuple[int, ...], parts: Equations, start: Tuning | None = None)
 def refit(shape: tuple[int, ...], parts: Equations, tuning: Tuning) -> Solution:
     """The fit to other data, with a tuning chosen before: one factorisation."""
     problem = _problem(shape, parts, tuning.gradient_variance, tuning.hessian_variance)
-    return _solution(shape, parts, tuning, _attempt(problem, tuning.log_smoothing))
+    return _solution(shape, parts, tuning, _firm_attempt(problem, tuning.log_smoothing))
 
 
 def _problem(shape: tuple[int, ...], parts: Equations, v_g: float, v_h: float) -> "Problem":
     A = parts.gradient_gram / v_g + parts.hessian_gram / v_h
     A[0] += _RIDGE * float(np.finfo(A.dtype).eps) * np.mean(A[0])
+    # No derivative sees a constant: one coefficient is held near 0, which changes nothing else, and leaves no direction
+    # in which rounding alone decides whether the matrix is positive.
+    held = int(np.argmax(A[0]))
+    pull = float(A[0, held])
+    A[0, held] += pull
+    P = banded_penalty(shape)
     return Problem(
         A,
         parts.gradient_right / v_g + parts.hessian_right / v_h,
         parts.gradient_squares / v_g + parts.hessian_squares / v_h,
-        banded_penalty(shape),
+        P,
         A.shape[1] - 3 ** len(shape),
+        math.log(_MOST * float(np.mean(A[0]) / np.max(P[0]))),
+        math.log(pull / A.shape[1]),
     )
 
 
@@ -125,6 +137,8 @@ class Problem(NamedTuple):
     squares: float
     penalty: Band
     rank: int  # of the penalty
+    most: float  # log λ at which rounding begins to matter
+    log_held: float  # log of what the coefficient that is held adds to the determinant
 
 
 class Attempt(NamedTuple):
@@ -137,15 +151,26 @@ class Attempt(NamedTuple):
 
 
 def _attempt(problem: Problem, log_smoothing: float) -> Attempt:
-    smoothing = math.exp(log_smoothing)
+    log_smoothing = min(log_smoothing, problem.most)
     try:
-        factor = cholesky_banded(problem.gram + smoothing * problem.penalty, lower=True, overwrite_ab=True)
-    except LinAlgError:  # so much smoothing that rounding of the penalty hides the data
+        system = problem.gram + math.exp(log_smoothing) * problem.penalty
+        factor = cholesky_banded(system, lower=True, overwrite_ab=True)
+    except LinAlgError:  # cells without data, and too little smoothing to fill them
         return Attempt(math.inf, log_smoothing, problem.right, problem.gram)
     theta = cho_solve_banded((factor, True), problem.right)
-    logdet = 2 * float(np.sum(np.log(factor[0])))
+    logdet = 2 * float(np.sum(np.log(factor[0]))) - problem.log_held
     left = float(problem.squares - theta @ problem.right)
     return Attempt(left + logdet - problem.rank * log_smoothing, log_smoothing, theta, factor)
+
+
+def _firm_attempt(problem: Problem, log_smoothing: float) -> Attempt:
+    """The attempt at a smoothing that must serve, with as much of a ridge as its factorisation takes."""
+    found, ridge = _attempt(problem, log_smoothing), _RIDGE * float(np.finfo(problem.gram.dtype).eps)
+    while not math.isfinite(found.criterion):
+        ridge *= _MORE
+        problem.gram[0] += ridge * np.mean(problem.gram[0])
+        found = _attempt(problem, log_smoothing)
+    return found
 
 
 def _least(problem: Problem, start: float | None) -> Attempt:
