@@ -56,7 +56,8 @@ def ratio_estimate(
     safe = jnp.where(empty, 1, sums.w)
     value = jnp.where(empty, 0, sums.n / safe)
     variance = jnp.maximum(sums.shifted(-value).nn, 0)  # Σ (n − ρ w)²
-    rounding = jnp.finfo(sums.w.dtype).eps * (jnp.abs(value) + scale)
+    # Of the values as they were computed: those of a model of many terms are right to some units of rounding.
+    rounding = 16 * jnp.finfo(sums.w.dtype).eps * (jnp.abs(value) + scale)
     stderr = jnp.where(empty, jnp.inf, jnp.sqrt(variance / safe**2 + rounding**2))
     density = sums.w / points
     spread = jnp.maximum(sums.ww - sums.w**2 / episodes, 0)
