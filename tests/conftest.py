@@ -40,7 +40,9 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def few_programs():
-    """A compiled program holds mappings of memory, of which Linux allows a process 65 530; then the compiler dies. They come back from the cache."""
+    """A compiled program holds mappings of memory, of which Linux allows a process 65 530; then the compiler dies.
+
+    What is dropped here comes back from the cache on disk."""
     yield
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         if sum(1 for _ in maps) > 20_000:

@@ -1,6 +1,5 @@
 """How much of the debiased correction a field takes, and the table that results."""
 
-import functools
 from typing import TYPE_CHECKING, Literal
 
 import equinox as eqx
@@ -8,20 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.interpolate import RegularGridInterpolator
 
 from .._base.types import Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer
 from ..estimate.ratio import Estimate, ratio_estimate
 from ..estimate.sums import Sums
-from ..models.errors import model_variance
 from ..models.fitted import FittedModel
 from ..models.folds import Fold, folded_sums
 from ..models.selection import some_episodes, typical_points
+from ..samples.completion import MISSING, Rung
 from ..samples.samples import Samples
 from ..samples.summary import box, spread
 from .assisted import AssistedTable, make_table
-from .judge import LENGTHS, LEVEL, Kernel, judge
+from .judge import LENGTHS, LEVEL, LEVEL_OF_PATHS, Kernel, judge
 
 if TYPE_CHECKING:
     from .malliavin import MalliavinField
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 _PLACES = 32  # at which candidates are compared
 _JUDGED_POINTS = 200_000  # of how many points at most
 _DENSITY_POINTS = 100_000  # from how many the density of a table is estimated, beyond one dimension
-_ERROR_NODES = {1: 65, 2: 17, 3: 5}  # along each axis, at which the model's variance is computed
 
 
 class Correction(eqx.Module):
@@ -41,8 +38,12 @@ class Correction(eqx.Module):
         model: "spline" or "polynomial" where one was fitted and used, "given" for a control of the user's, "none".
         length: of the kernel, in the units of x; 0 for the other kinds.
         p_values: of the tests against the debiased estimate: the model alone, then kernels of lengths 2.5, 1.2, .6,
-            .3 and .15 spreads. The first candidate above 0.1 was taken. NaN where nothing was tested.
+            .3 and .15 spreads. The first candidate above `level` was taken. NaN where nothing was tested.
         tabulated: whether the correction is read from a table.
+        rung: what was observed: "hessians" (all), "diagonals" of Hessians, "gradients" or "positions" alone. What was
+            not is taken from the model, and the kernel average of the shortest length, which needs no Hessian, is then
+            what candidates are tested against.
+        level: of the tests: 0.1, or 0.01 where the model was fitted to all points of recorded paths.
 
     Example:
         ```python
@@ -62,22 +63,30 @@ class Correction(eqx.Module):
     length: Scalar
     p_values: Float[Array, " candidates"]
     tabulated: bool = eqx.field(static=True)
+    rung: Rung = eqx.field(static=True, default="hessians")
+    level: float = eqx.field(static=True, default=LEVEL)
 
     def __str__(self) -> str:
+        return self._reason() + ("" if self.rung == "hessians" else f"; {MISSING[self.rung]}")
+
+    def _reason(self) -> str:
         if self.model in ("none", "given"):
             reason = "no model was fitted" if self.model == "given" else "no model was asked for, or none was better"
             return f"the debiased estimate: {reason}"
         first = float(self.p_values[0])
-        judged = "" if np.isnan(first) else f"p = {first:.2g} against the debiased estimate"
+        judged = "" if np.isnan(first) else f"p = {first:.2g} against {self._judge()}"
         if self.kind == "none":
             return f"the fitted {self.model} alone" + (f": {judged}" if judged else ", as asked for")
         if self.kind == "full":
             return f"the fitted {self.model} and its whole correction" + (f": {judged}" if judged else ", as asked for")
-        chosen = float(self.p_values[int(np.argmax(np.asarray(self.p_values) > LEVEL))])
+        chosen = float(self.p_values[int(np.argmax(np.asarray(self.p_values) > self.level))])
         return (
             f"the fitted {self.model} and a kernel average of its residuals of length {float(self.length):.3g}: "
             f"the model alone has {judged}, with the kernel p = {chosen:.2g}"
         )
+
+    def _judge(self) -> str:
+        return "the debiased estimate" if self.rung == "hessians" else "a narrow kernel average"
 
 
 def how_much(
@@ -86,25 +95,34 @@ def how_much(
     localizer: AbstractLocalizer,
     wanted: Literal["auto", "full", "none"],
     given: bool = False,
+    rung: Rung = "hessians",
+    level: float = LEVEL,
 ) -> Correction:
-    """The correction of a fitted model: what was asked for, or what the judge finds necessary."""
+    """The correction of a fitted model: what was asked for, or what the judge finds necessary.
+
+    The judge is the debiased estimate. Where its Hessians are the model's own it would share the model's errors, and
+    the kernel average of the shortest length, which needs none, takes its place.
+    """
     zero = jnp.zeros((), samples.x.dtype)
     untested = jnp.full(1 + len(LENGTHS), jnp.nan, samples.x.dtype)
     if model is None:
-        return Correction("full", "given" if given else "none", zero, untested, False)
+        return Correction("full", "given" if given else "none", zero, untested, False, rung, level)
     if wanted != "auto" or samples.dim > 3:
-        return Correction("none" if wanted == "none" else "full", model.kind, zero, untested, False)
+        return Correction("none" if wanted == "none" else "full", model.kind, zero, untested, False, rung, level)
     alphas = typical_points(samples, _PLACES)
     lengths = spread(samples) * jnp.asarray(LENGTHS, samples.x.dtype)
     folds, _ = some_episodes(model.folds, max(1000, _JUDGED_POINTS // samples.num_times))
-    p_values = judge(folds, _gradients(model.whole, alphas), alphas, lengths, localizer).p_value
-    accepted = np.flatnonzero(np.asarray(p_values) > LEVEL)
+    reference = localizer if rung == "hessians" else Kernel(lengths[-1])
+    p_values = judge(folds, _gradients(model.whole, alphas), alphas, lengths, reference).p_value
+    if rung != "hessians":
+        p_values = p_values.at[-1].set(1)  # the reference itself
+    accepted = np.flatnonzero(np.asarray(p_values) > level)
     if accepted.size == 0:
-        return Correction("full", model.kind, zero, p_values, samples.dim > 1)
+        return Correction("full", model.kind, zero, p_values, samples.dim > 1, rung, level)
     first = int(accepted[0])
     if first == 0:
-        return Correction("none", model.kind, zero, p_values, False)
-    return Correction("kernel", model.kind, lengths[first - 1], p_values, True)
+        return Correction("none", model.kind, zero, p_values, False, rung, level)
+    return Correction("kernel", model.kind, lengths[first - 1], p_values, True, rung, level)
 
 
 @eqx.filter_jit
@@ -151,25 +169,8 @@ def tabulate(samples: Samples, model: FittedModel, field: "MalliavinField") -> A
     else:  # the density alone is asked for
         folds, fraction = some_episodes(model.folds, max(1000, _DENSITY_POINTS // samples.num_times))
         estimate = _Ratio(folds, field.localizer, fraction * field.points.astype(samples.x.dtype), field.scale)
-    variance = functools.partial(_interpolated_variance, model, samples, chosen.kind)
+    # Under a kernel the model's variance is added in full to that of the kernel average: a kernel is taken where the
+    # two estimates differ by more than expected, once in ten times by chance, and what was selected so is less certain
+    # than it looks. The whole correction does not depend on the model.
+    variance = np.zeros_like if chosen.kind == "full" else model.variance
     return make_table(model.whole, estimate, field.tail, low, high, variance=variance, corrects=chosen.kind != "none")
-
-
-def _interpolated_variance(
-    model: FittedModel, samples: Samples, kind: str, points: Float[np.ndarray, "n d"]
-) -> Float[np.ndarray, "n d"]:
-    """The model's variance, or none under the whole correction, which does not depend on it.
-
-    Under a kernel it is added in full to that of the kernel average: a kernel is taken where the two estimates differ
-    by more than expected, once in ten times by chance, and what was selected so is less certain than it looks.
-    """
-    if kind == "full":
-        return np.zeros_like(points)
-    low, high = (np.asarray(end, np.float64) for end in box(samples))
-    nodes = _ERROR_NODES[samples.dim]
-    axes = [np.linspace(low[i], high[i], nodes) for i in range(samples.dim)]
-    grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
-    found = model_variance(model.linear(), samples, grid.reshape(-1, samples.dim))
-    squares = found.sampling + found.smoothing
-    read = RegularGridInterpolator(axes, squares.reshape(*grid.shape))
-    return np.maximum(read(np.clip(points, low, high)), 0)

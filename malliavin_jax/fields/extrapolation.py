@@ -18,6 +18,8 @@ from jaxtyping import Array, Float, Int
 from .._base.types import Scalar, Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate, ratio_estimate
 from ..estimate.sums import Sums
+from ..potentials.base import AbstractPotential
+from ..samples.completion import Completion
 from ..samples.samples import Samples
 from ..samples.summary import box, spread
 from .tables import corners_around, interpolate
@@ -112,6 +114,17 @@ def make_tail(samples: Samples) -> Tail | TabulatedTail:
     width = high - low
     ends = jnp.stack([tail(low)[0] - tail(low - width)[0], tail(high + width)[0] - tail(high)[0]]) / width
     return TabulatedTail(value, ends, low, high)
+
+
+def smoothed(samples: Samples, completion: Completion) -> Samples:
+    """The samples with a model's gradients in place of observed ones: where these are moves, planes would be noise."""
+    return _with_gradients_of(samples, completion.models.whole)
+
+
+@eqx.filter_jit
+def _with_gradients_of(samples: Samples, model: AbstractPotential) -> Samples:
+    safe = jnp.where(samples.observed[..., None], samples.x, 0)
+    return eqx.tree_at(lambda s: s.gradient, samples, jax.vmap(jax.vmap(model.gradient))(safe))
 
 
 def guarded_estimate(

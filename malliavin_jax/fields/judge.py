@@ -29,8 +29,12 @@ from ..models.folds import Fold, make_fold
 from ..models.selection import choose_localizer, typical_points
 from ..potentials.base import AbstractPotential
 from ..samples.samples import Samples, check_samples
+from ..samples.summary import spread
 
 LEVEL = 0.1  # of the test of each candidate
+# Where the model has seen all points of the paths, and the judge only those at the conditioning times, the judge's noise
+# is many times the model's: a rejection by chance costs more.
+LEVEL_OF_PATHS = 0.01
 LENGTHS = (2.5, 1.2, 0.6, 0.3, 0.15)  # of the kernels, in units of the spread of the positions
 _PLACES = 64  # at which a guess of the loss is judged
 _DRAWS = 4096  # of the null law: p-values are known to ±.005 near the level
@@ -169,7 +173,8 @@ def goodness_of_fit(
     Args:
         samples: observed episodes, with Hessians.
         potential: the guess m, with gradient and Hessian; its constant does not matter.
-        localizer: for the debiased average; None chooses one as `MalliavinField` does.
+        localizer: for the debiased average; None chooses one as `MalliavinField` does. Where Hessians were not observed
+            None takes a kernel average of .15 spreads, which needs none.
         alphas: where to compare, (alphas, d); None takes 64 samples spread over the data.
 
     Returns:
@@ -192,9 +197,11 @@ def goodness_of_fit(
     """
     check_samples(samples)
     samples.require_hessian("goodness_of_fit")
+    rung, samples = samples.rung, samples.bare
     fold = make_fold(samples, potential)
     if localizer is None:
-        localizer = choose_localizer(samples, (fold,)).localizer
+        narrow = Kernel(LENGTHS[-1] * spread(samples))
+        localizer = choose_localizer(samples, (fold,)).localizer if rung == "hessians" else narrow
     if alphas is None:
         alphas = typical_points(samples, _PLACES)
     return _verdict(fold, alphas, localizer)

@@ -12,7 +12,7 @@ from .._base.types import Key, Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer, Laplace
 from ..estimate.ratio import Estimate
 from ..estimate.sums import Sums, add_up
-from ..models.fitted import fit_models, kinds_for
+from ..models.fitted import completed_model, fit_models, kinds_for
 from ..models.folds import Fold, folded_sums, make_fold
 from ..models.selection import choose_localizer
 from ..potentials.base import AbstractPotential
@@ -20,7 +20,8 @@ from ..samples.samples import Samples, check_samples
 from ..samples.summary import box, masked_mean
 from .assisted import AssistedTable
 from .correction import Correction, how_much, tabulate
-from .extrapolation import TabulatedTail, Tail, guarded_estimate, make_tail
+from .extrapolation import TabulatedTail, Tail, guarded_estimate, make_tail, smoothed
+from .judge import LEVEL, LEVEL_OF_PATHS
 from .sorted import SortedBank, sort_bank
 
 
@@ -34,7 +35,7 @@ class MalliavinField(eqx.Module):
     in one dimension with a `Laplace` localizer, and O(N) otherwise, in chunks.
 
     Standard errors of a model are those of its sandwich variance, clustered by episode, with the bias of its smoothing
-    (see `models/errors.py`); those of a correction are clustered by episode too.
+    (see `fitting/errors.py`); those of a correction are clustered by episode too.
 
     Where the data do not carry an estimate (`trusted` is False: density below three standard errors, or α outside
     the box of observed positions) the value passes, between three and one and a half standard errors, to an average
@@ -42,7 +43,8 @@ class MalliavinField(eqx.Module):
     `stderr` is infinite there.
 
     Args:
-        samples: the bank, with Hessians.
+        samples: the bank, with Hessians, or with a model that stands in for them (`samples_from_paths`): it is then the
+            model that is judged here, by a kernel average of its residuals that needs no Hessian.
         localizer: of the debiased estimate. "auto" (the default) takes the length of least estimated standard error
             and, beyond one dimension, the core of least estimated risk; or any of `Laplace`, `Gaussian`, `Heaviside`,
             `Centered`, or your own.
@@ -53,7 +55,7 @@ class MalliavinField(eqx.Module):
         correction: how much of the debiased average of the residuals g − ∇m(X_s) is added to a fitted model. "auto"
             tests, in up to three dimensions, the model alone and then kernel averages of its residuals of shorter and
             shorter lengths against the debiased estimate, and takes the first that it does not reject at the level
-            0.1. "full" is unbiased whatever the model is, chooses nothing, and has the larger variance (the paper's
+            0.1 (0.01 where the model has seen all points of recorded paths). "full" is unbiased whatever the model is, chooses nothing, and has the larger variance (the paper's
             way); "none" is the fitted model alone.
 
     Returns:
@@ -100,9 +102,14 @@ class MalliavinField(eqx.Module):
     ):
         check_samples(samples)
         samples.require_hessian("MalliavinField")
-        _check_words(localizer, control, correction, samples.dim)
+        _check_words(localizer, control, correction, samples)
+        rung, completion, samples = samples.rung, samples.completion, samples.bare
+        if completion is not None and completion.given and isinstance(control, str):
+            control = completion.models.whole
         model = None
-        if isinstance(control, str):
+        if isinstance(control, str) and control != "polynomial" and completion is not None:
+            model = completed_model(samples, completion)
+        elif isinstance(control, str):
             model = fit_models(samples, kinds_for(samples) if control == "auto" else (control,))
         folds = (make_fold(samples, None if isinstance(control, str) else control),) if model is None else model.folds
         if isinstance(localizer, str):
@@ -111,13 +118,14 @@ class MalliavinField(eqx.Module):
         self.sorted = None
         if isinstance(localizer, Laplace) and samples.dim == 1 and not mesh.is_split(samples):  # no sorting across
             self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)
-        self.tail = make_tail(samples)
+        self.tail = make_tail(samples if completion is None or rung == "hessians" else smoothed(samples, completion))
         self.low, self.high = box(samples)
         self.points = jnp.sum(samples.observed)
         self.scale = jnp.sqrt(jnp.sum(masked_mean(samples.gradient**2, samples.observed)))
         self.table = None
         given = not isinstance(control, str) and control is not None
-        self.correction = how_much(samples, model, localizer, correction, given)
+        level = LEVEL if completion is None else LEVEL_OF_PATHS
+        self.correction = how_much(samples, model, localizer, correction, given, rung, level)
         if model is not None and (self.correction.kind != "full" or self.correction.tabulated):
             self.table = tabulate(samples, model, self)
             self.folds, self.sorted = (), None  # a query reads the table only
@@ -146,8 +154,11 @@ class MalliavinField(eqx.Module):
         return add_up([fold.with_model(bank.sums(alpha), alpha) for fold, bank in pairs])
 
 
-def _check_words(localizer: object, control: object, correction: object, d: int) -> None:
+def _check_words(localizer: object, control: object, correction: object, samples: Samples) -> None:
     """Refuse words that are none of those the arguments take, and what does not go together."""
+    d = samples.dim
+    if control == "polynomial" and samples.rung != "hessians":
+        raise ValueError("control='polynomial' needs observed Hessians: leave it at 'auto', or give a potential")
     if isinstance(localizer, str) and localizer != "auto":
         raise ValueError(f"localizer must be 'auto' or a localizer, got {localizer!r}")
     if isinstance(control, str) and control not in ("auto", "spline", "polynomial"):

@@ -54,6 +54,8 @@ def equations(sums: SplineSums) -> Equations:
         gram, right, total = np.zeros((size, size)), np.zeros(size), 0.0
         columns = np.asarray(products, np.float64).reshape(*shape, *(SUPPORT,) * d, -1)
         for number, axes in enumerate(itertools.combinations_with_replacement(range(d), order)):
+            if sums.diagonal and len(set(axes)) > 1:
+                continue  # an entry beside the diagonal, which was not observed
             orders = tuple(axes.count(i) for i in range(d))
             times = len(set(itertools.permutations(axes)))  # ∂_i∂_j counts for ∂_j∂_i too
             slope = math.prod(per_cell[i] for i in axes)
@@ -71,7 +73,8 @@ def equations(sums: SplineSums) -> Equations:
     return Equations(
         gradient_gram=gradient[0], gradient_right=gradient[1], gradient_squares=gradient[2],
         hessian_gram=hessian[0], hessian_right=hessian[1], hessian_squares=hessian[2],
-        gradient_rows=float(sums.totals.points) * d, hessian_rows=float(sums.totals.hessians) * d * d,
+        gradient_rows=float(sums.totals.points) * d,
+        hessian_rows=float(sums.totals.hessians) * d * (1 if sums.diagonal else d),
     )  # fmt: skip
 
 

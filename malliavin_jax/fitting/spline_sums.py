@@ -40,12 +40,16 @@ class Totals(NamedTuple):
 
 
 class SplineSums(eqx.Module):
-    """Sums on a mesh of `intervals` cells along each axis of the box from `low` to `high`, in float64."""
+    """Sums on a mesh of `intervals` cells along each axis of the box from `low` to `high`, in float64.
+
+    `diagonal`: of Hessians only their diagonals were observed, and their other entries count nowhere.
+    """
 
     low: Vector
     high: Vector
     totals: Totals
     intervals: tuple[int, ...] = eqx.field(static=True)
+    diagonal: bool = eqx.field(static=True, default=False)
 
     @property
     def dim(self) -> int:
@@ -62,17 +66,20 @@ class SplineSums(eqx.Module):
 
     def having(self, totals: Totals) -> "SplineSums":
         """The same mesh with other sums."""
-        return SplineSums(self.low, self.high, totals, self.intervals)
+        return SplineSums(self.low, self.high, totals, self.intervals, self.diagonal)
 
 
-def no_sums(low: Float[ArrayLike, " d"], high: Float[ArrayLike, " d"], intervals: tuple[int, ...]) -> SplineSums:
+def no_sums(
+    low: Float[ArrayLike, " d"], high: Float[ArrayLike, " d"], intervals: tuple[int, ...], diagonal: bool = False
+) -> SplineSums:
     """The sums over no points."""
     d, cells = len(intervals), math.prod(intervals)
     local, pairs = SUPPORT**d, d * (d + 1) // 2
     shapes = ((cells, (2 * DEGREE + 1) ** d), (cells, local, d), (cells, local, pairs), (d,), (pairs,), (), ())
     with jax.enable_x64(True):
         start, stop = (jnp.asarray(np.asarray(end), jnp.float64) for end in (low, high))
-        return SplineSums(start, stop, Totals(*(jnp.zeros(shape, jnp.float64) for shape in shapes)), intervals)
+        totals = Totals(*(jnp.zeros(shape, jnp.float64) for shape in shapes))
+        return SplineSums(start, stop, totals, intervals, diagonal)
 
 
 def sums_of_points(on: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array) -> Totals:

@@ -12,18 +12,18 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 from scipy.linalg import cho_factor, cho_solve
 
 from .._base.types import Scalar
+from ..fitting.errors import LinearFit, VarianceTable, polynomial_rows, variance_table
 from ..fitting.monomials import num_terms
-from ..fitting.spline_equations import penalty_of
 from ..potentials.base import AbstractPotential
 from ..potentials.polynomial import Polynomial
-from ..potentials.spline import SplineFits, fit_parts
+from ..potentials.spline import fit_parts
+from ..samples.completion import Completion
 from ..samples.samples import Samples
 from ..samples.summary import box
-from .errors import LinearFit, polynomial_rows, spline_rows
 from .folds import Fold, every_other, make_fold
 
 _DEGREE = {1: 10, 2: 10}  # of a polynomial; beyond the plane _DEGREE_BEYOND, for the sake of its number of terms
@@ -40,7 +40,7 @@ class FittedModel(NamedTuple):
     kind: Kind
     whole: AbstractPotential  # fitted to all episodes
     folds: tuple[Fold, Fold]  # residuals of the even and the odd episodes, each against the model of the others
-    linear: Callable[[], LinearFit]  # what the errors of `whole` are computed from
+    variance: Callable[[Float[np.ndarray, "n d"]], Float[np.ndarray, "n d"]]  # of the gradient of `whole`
     score: float  # held-out −2 log likelihood: less is better
 
 
@@ -56,6 +56,25 @@ def fit_models(samples: Samples, kinds: tuple[Kind, ...]) -> FittedModel | None:
         if fitted.score < least:  # NaN, from a fit without enough data, loses
             best, least = fitted, fitted.score
     return best
+
+
+def completed_model(samples: Samples, completion: Completion) -> FittedModel:
+    """The model that was fitted to all points of the paths as a model of samples."""
+    even, odd = every_other(samples, 0), every_other(samples, 1)
+    whole, halves, _ = completion.models
+    folds = make_fold(even, halves[1]), make_fold(odd, halves[0])
+    if completion.rung == "hessians":
+        return FittedModel("spline", whole, folds, completion.variance, float("nan"))
+    own = ~jnp.eye(samples.dim, dtype=bool) if completion.rung == "diagonals" else jnp.ones((samples.dim,) * 2, bool)
+    hessian = samples.require_hessian("a model of them")
+    left = max(float(jnp.max(jnp.abs(fold.bank.jacobians[:, own]))) for fold in folds)
+    size = float(jnp.nanmax(jnp.abs(hessian)))
+    if left > 1e-3 * size:
+        raise ValueError(
+            "samples must hold the episodes they were made of, in their order: their Hessians are not those of the "
+            "models that stood in for what was not observed. Make samples anew of the episodes wanted"
+        )
+    return FittedModel("spline", whole, folds, completion.variance, float("nan"))
 
 
 def kinds_for(samples: Samples) -> tuple[Kind, ...]:
@@ -117,30 +136,37 @@ def _fit_splines(samples: Samples, halves: tuple[Samples, Samples]) -> FittedMod
     fits = fit_parts(parts, low, high)
     dtype = samples.x.dtype
     folds, score = _held_out(samples, halves, (fits.potential(dtype, 0), fits.potential(dtype, 1)))
-    return FittedModel("spline", fits.potential(dtype), folds, lambda: _linear_spline(fits), score)
-
-
-def _linear_spline(fits: SplineFits) -> LinearFit:
-    tuning = fits.whole.tuning
-    return LinearFit(
-        spline_rows(fits.low, fits.high, fits.mesh),
-        fits.whole.coefficients.ravel(),
-        fits.whole.solve,
-        np.exp(tuning.log_smoothing) * penalty_of(fits.mesh),
-        (fits.high - fits.low) / 4,
-        tuning.gradient_variance,
-        tuning.hessian_variance,
-    )
+    return FittedModel("spline", fits.potential(dtype), folds, _variance_of(fits.linear, samples), score)
 
 
 def _fit_polynomials(samples: Samples, halves: tuple[Samples, Samples]) -> FittedModel:
-    rows = halves[1].num_episodes * samples.num_times * samples.dim
+    degree = degree_for(samples)
+    folds, score = _held_out(samples, halves, tuple(_fit_polynomial(half, degree) for half in halves))
+    whole = _fit_polynomial(samples, degree)
+    linear = functools.partial(_linear_polynomial, whole, samples, degree)
+    return FittedModel("polynomial", whole, folds, _variance_of(linear, samples), score)
+
+
+def degree_for(samples: Samples) -> int:
+    """The degree of a polynomial that half of the samples can carry."""
+    rows = samples.num_episodes // 2 * samples.num_times * samples.dim
     degree = _DEGREE.get(samples.dim, _DEGREE_BEYOND)
     while degree > 2 and num_terms(samples.dim, degree) * _ROWS_PER_TERM > rows:
         degree -= 2
-    folds, score = _held_out(samples, halves, tuple(_fit_polynomial(half, degree) for half in halves))
-    whole = _fit_polynomial(samples, degree)
-    return FittedModel("polynomial", whole, folds, functools.partial(_linear_polynomial, whole, samples, degree), score)
+    return degree
+
+
+def _variance_of(
+    linear: Callable[[], LinearFit], samples: Samples
+) -> Callable[[Float[np.ndarray, "n d"]], Float[np.ndarray, "n d"]]:
+    """The variance of a model's gradient at many points, computed once at the nodes of a grid over the samples."""
+
+    @functools.cache
+    def table() -> VarianceTable:
+        low, high = (np.asarray(end, np.float64) for end in box(samples))
+        return variance_table(linear(), samples, low, high)
+
+    return lambda points: table()(points)
 
 
 @eqx.filter_jit

@@ -13,7 +13,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
 from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
-from ..fitting.spline_equations import Equations, added, equations
+from ..fitting.errors import LinearFit, spline_rows
+from ..fitting.spline_equations import Equations, added, equations, penalty_of
 from ..fitting.spline_fit import Solution, refit, solve
 from ..fitting.spline_sums import SplineSums, add_points, no_sums
 from .base import AbstractPotential
@@ -159,6 +160,21 @@ class SplineFits(NamedTuple):
     low: Float[np.ndarray, " d"]
     high: Float[np.ndarray, " d"]
     mesh: tuple[int, ...]
+    diagonal: bool = False  # whether only the diagonals of Hessians were fitted to
+
+    def linear(self) -> LinearFit:
+        """The fit to all parts as its errors see it."""
+        tuning = self.whole.tuning
+        return LinearFit(
+            spline_rows(self.low, self.high, self.mesh),
+            self.whole.coefficients.ravel(),
+            self.whole.solve,
+            np.exp(tuning.log_smoothing) * penalty_of(self.mesh),
+            (self.high - self.low) / 4,
+            tuning.gradient_variance,
+            tuning.hessian_variance,
+            self.diagonal,
+        )
 
     def potential(self, dtype: Any, part: int | None = None) -> Spline:
         """The spline of all data, or of one part with the same smoothing."""
@@ -172,15 +188,18 @@ def fit_parts(
     high: Float[np.ndarray, " d"],
     *,
     intervals: int | Sequence[int] | None = None,
+    diagonal: bool = False,
 ) -> SplineFits:
     """The fit to all parts of the data.
 
     `low` and `high` are the box of all points. The smoothing is found on a coarse mesh first, where it costs little.
+    With `diagonal` only the diagonals of the Hessians count.
     """
     d = len(low)
     margin = 1e-3 * (high - low)
-    add = [functools.partial(_sums_of, Data(*part), low - margin, high + margin) for part in parts]
-    rows = sum(int(jnp.count_nonzero(part[3])) for part in parts) * (d if parts[0][2] is None else d + d * (d + 1) // 2)
+    add = [functools.partial(_sums_of, Data(*part), low - margin, high + margin, diagonal) for part in parts]
+    entries = 0 if parts[0][2] is None else d if diagonal else d * (d + 1) // 2
+    rows = sum(int(jnp.count_nonzero(part[3])) for part in parts) * (d + entries)
     best, tuning = None, None
     for mesh in _meshes(d, intervals):
         if best is not None and math.prod(n + DEGREE for n in mesh) * _ROWS_PER_COEFFICIENT > rows:
@@ -188,7 +207,7 @@ def fit_parts(
         sums = [add_part(mesh) for add_part in add]
         parts_of_mesh = [equations(part) for part in sums]
         solution = solve(mesh, functools.reduce(added, parts_of_mesh), tuning)
-        found = SplineFits(solution, parts_of_mesh, low - margin, high + margin, mesh)
+        found = SplineFits(solution, parts_of_mesh, low - margin, high + margin, mesh, diagonal)
         tuning, last, best = solution.tuning, best, found
         if last is not None and solution.criterion > last.whole.criterion - _GAIN:
             # No finer mesh is worth a try; of two that are alike the finer one stands, if it is not the worse.
@@ -207,8 +226,8 @@ def _meshes(d: int, intervals: int | Sequence[int] | None) -> list[tuple[int, ..
     return [tuple(check_count("intervals", n) for n in given)]
 
 
-def _sums_of(part: Data, low: np.ndarray, high: np.ndarray, mesh: tuple[int, ...]) -> SplineSums:
-    return add_points(no_sums(low, high, mesh), part.x, part.gradient, part.hessian, part.weights)
+def _sums_of(part: Data, low: np.ndarray, high: np.ndarray, diagonal: bool, mesh: tuple[int, ...]) -> SplineSums:
+    return add_points(no_sums(low, high, mesh, diagonal), part.x, part.gradient, part.hessian, part.weights)
 
 
 def _checked(x: Any, gradient: Any, hessian: Any, weights: Any) -> Data:

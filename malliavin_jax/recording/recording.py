@@ -6,13 +6,15 @@ from typing import Any, Literal
 import numpy as np
 
 from .._base.checks import check_count
+from ..potentials.base import AbstractPotential
 from ..samples.default_scheme import default_scheme
 from ..samples.samples import Samples
 from ..weights.scheme import Scheme
 from .validation import Fault, columns_of, faults, last_steps_of, setting_of
-from .weighing import PILOT, Chunks, Part, paths_of, weigh_part
+from .weighing import PILOT, Chunks, Part, completion_of, path_batch, weigh_part
 
 _BLOCK = 1 << 21  # numbers looked at together while checking
+_FITTED = 2_000_000  # points that a model of what was not recorded is fitted to, where episodes come in chunks
 
 OnBad = Literal["refuse", "drop"]
 
@@ -33,8 +35,9 @@ class Recording:
     Args:
         x: (episodes, points, d): row k is the position after k steps, row 0 the start of the episode.
         gradient: (episodes, points, d): row k is the gradient that the learner *used* at row k of `x`, for its step to
-            row k + 1: that of its minibatch, noise and all, not a cleaner one.
-        hessian: (episodes, points, d, d), of the same minibatch; or (episodes, points, d), its diagonal; or None.
+            row k + 1: that of its minibatch, noise and all, not a cleaner one. None where only positions were logged.
+        hessian: (episodes, points, d, d), of the same minibatch; or (episodes, points, d), its diagonal; or None. What
+            is missing comes from a model of the loss (see `samples_from_paths`).
         step_size: one number, or (episodes,) for several learners; None where not known (`consistency` estimates it).
         inverse_temperature: likewise.
         last_steps: (episodes,), how many steps each episode made, if they differ; rows past them are not looked at.
@@ -61,7 +64,7 @@ class Recording:
     def __init__(
         self,
         x: Any,
-        gradient: Any,
+        gradient: Any = None,
         hessian: Any = None,
         *,
         step_size: Any = None,
@@ -80,6 +83,11 @@ class Recording:
         kinds = np.result_type(*(c.dtype if c.dtype.kind == "f" else np.float64 for c in self._columns.values()))
         self.dtype = np.dtype(np.float32 if kinds.itemsize <= 4 else np.float64)
         self.dropped = self._check(on_bad)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether gradients were recorded."""
+        return "gradient" in self._columns
 
     @property
     def has_hessian(self) -> bool:
@@ -110,7 +118,8 @@ class Recording:
             hessian: read the Hessians too, if there are any.
 
         Returns:
-            The arrays by name: `x`, `gradient`, `hessian` if there, `step_size`, `inverse_temperature`, `last_steps`.
+            The arrays by name: `x`, `gradient` and `hessian` if recorded, `step_size`, `inverse_temperature` and
+            `last_steps`.
         """
         stop = self.num_episodes if stop is None else min(stop, self.num_episodes)
         rows = self._rows[start:stop]
@@ -125,22 +134,31 @@ class Recording:
 
         part = Part(
             x=read("x"),
-            gradient=read("gradient"),
             step_size=setting(self.step_size),
             inverse_temperature=setting(self.inverse_temperature),
             last_steps=self.last_steps[start:stop],
         )
+        if self.has_gradient:
+            part["gradient"] = read("gradient")
         if hessian and self.has_hessian:
             part["hessian"] = read("hessian")
         return part
 
-    def samples(self, *, times: Any = None, steps: Any = None, scheme: Scheme | None = None) -> Samples:
+    def samples(
+        self,
+        *,
+        times: Any = None,
+        steps: Any = None,
+        scheme: Scheme | None = None,
+        model: AbstractPotential | None = None,
+    ) -> Samples:
         """All episodes, weighed.
 
         Args:
             times: conditioning times, multiples of every step size.
             steps: or the numbers of steps, the same for all episodes.
             scheme: the weight scheme; None takes that of `observe`.
+            model: a potential to take what was not recorded from; None fits a spline.
 
         Returns:
             The samples: what `samples_from_paths` makes of the same arrays.
@@ -150,9 +168,18 @@ class Recording:
                 `steps` is given or it lies outside the episodes, or if Hessians are needed and cannot be had.
         """
         self._check_settings()
-        return weigh_part(self.part(), times=times, steps=steps, scheme=scheme)
+        part = self.part()
+        return weigh_part(part, completion_of(part, model), times=times, steps=steps, scheme=scheme)
 
-    def chunks(self, chunk_size: int, *, times: Any = None, steps: Any = None, scheme: Scheme | None = None) -> Chunks:
+    def chunks(
+        self,
+        chunk_size: int,
+        *,
+        times: Any = None,
+        steps: Any = None,
+        scheme: Scheme | None = None,
+        model: AbstractPotential | None = None,
+    ) -> Chunks:
         """The same samples, some episodes at a time: what `accumulate` consumes. Memory is that of one chunk.
 
         Args:
@@ -160,6 +187,7 @@ class Recording:
             times: as in `samples`.
             steps: likewise.
             scheme: likewise; one that is tuned is tuned once, on the first episodes.
+            model: likewise; a spline is fitted once, to as many episodes as hold two million points.
 
         Returns:
             The chunks, made when they are asked for: by a loop, or by number.
@@ -169,8 +197,13 @@ class Recording:
         """
         chunk_size = check_count("chunk_size", chunk_size)
         self._check_settings()
-        scheme = default_scheme(paths_of(self.part(0, PILOT))) if scheme is None else scheme
-        return Chunks(self.part, self.num_episodes, chunk_size, times=times, steps=steps, scheme=scheme)
+        whole = self.has_hessian and self._columns["hessian"].ndim == 4
+        some = PILOT if whole else max(PILOT, _FITTED // (self.num_steps + 1))
+        completion = None if whole else completion_of(self.part(0, some), model)
+        scheme = default_scheme(path_batch(self.part(0, PILOT), completion)) if scheme is None else scheme
+        return Chunks(
+            self.part, self.num_episodes, chunk_size, times=times, steps=steps, scheme=scheme, completion=completion
+        )
 
     def _check_settings(self) -> None:
         for name, value in (("step_size", self.step_size), ("inverse_temperature", self.inverse_temperature)):

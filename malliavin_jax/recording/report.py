@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..samples.default_scheme import default_scheme
-from ..samples.hessians import secant_slopes
 from ..samples.recorded import stops_of, weigh_at
 from ..samples.samples import Samples
 from .recording import Recording
@@ -28,7 +27,7 @@ from .residuals import (
     Settings,
     findings_of,
 )
-from .weighing import Part, paths_of
+from .weighing import completion_of, path_batch
 
 _BLOCK = 1 << 21  # numbers held at a time
 _LEARNERS = 64
@@ -218,7 +217,7 @@ def _blocks(recording: Recording) -> Iterator[tuple[int, Block]]:
     block = max(1, _BLOCK // ((recording.num_steps + 1) * recording.dim))
     for start in range(0, recording.num_episodes, block):
         part = recording.part(start, start + block, hessian=False)
-        x, gradient = part["x"].astype(np.float64), part["gradient"].astype(np.float64)
+        x, gradient = part["x"].astype(np.float64), part["gradient"].astype(np.float64)  # type: ignore[typeddict-item]
         yield start, Block(x, gradient, part["last_steps"])
 
 
@@ -229,23 +228,13 @@ def _weighed(recording: Recording) -> Samples | None:
     episodes = max(2, min(_WEIGHED, _BLOCK // (recording.num_steps + 1) // recording.dim**2))
     part = recording.part(0, episodes)
     longest = int(np.median(part["last_steps"]))
-    if longest < 1 or not _has_hessians(part):
+    if longest < 1 or "hessian" not in part or (part["hessian"].ndim == 3 and recording.dim > 3):
         return None
     steps = sorted({max(1, round(longest * share)) for share in (0.25, 0.5, 1.0)})
-    paths = paths_of(part)
+    paths = path_batch(part, completion_of(part, None))
     episodes, points, _ = part["x"].shape
     stops = stops_of(times=None, steps=steps, step_size=part["step_size"], episodes=episodes, points=points)
     return weigh_at(paths, default_scheme(paths), stops)
-
-
-def _has_hessians(part: Part) -> bool:
-    """Whether Hessians are recorded, or secants would serve: in one dimension, if the gradients are not too noisy."""
-    if "hessian" in part:
-        return True
-    if part["x"].shape[2] > 1:
-        return False
-    slopes = secant_slopes(part["x"], part["gradient"], part["last_steps"])
-    return slopes is None or not slopes.noisy
 
 
 def _integration_by_parts(samples: Samples) -> IntegrationByParts | None:

@@ -40,16 +40,17 @@ def column_of(name: str, value: Any) -> Any:
 
 
 def columns_of(x: Any, gradient: Any, hessian: Any) -> dict[str, Any]:
-    """The three arrays by their names, without a Hessian that is None; their shapes must fit."""
-    columns = {"x": column_of("x", x), "gradient": column_of("gradient", gradient)}
-    if hessian is not None:
-        columns["hessian"] = column_of("hessian", hessian)
+    """The arrays by their names, without those that are None; their shapes must fit."""
+    given = {"x": x, "gradient": gradient, "hessian": hessian}
+    columns = {name: column_of(name, array) for name, array in given.items() if array is not None or name == "x"}
+    if hessian is not None and gradient is None:
+        raise ValueError("gradient must be given where hessian is: gradients were used wherever Hessians were")
     shape = columns["x"].shape
     if len(shape) != 3 or 0 in shape:
         raise ValueError(f"x must have shape (episodes, points, d), none of them 0, got {shape}")
     if shape[1] < 2:
         raise ValueError(f"x must hold at least 2 points an episode, the start and one step, got {shape[1]}")
-    if columns["gradient"].shape != shape:
+    if gradient is not None and columns["gradient"].shape != shape:
         raise ValueError(f"gradient must have the shape of x, {shape}, got {columns['gradient'].shape}")
     full = (*shape, shape[2])
     if hessian is not None and columns["hessian"].shape not in (shape, full):
@@ -107,7 +108,7 @@ def _faults_of_episodes(part: Part, points: int) -> Iterator[Fault]:
 def _faults_of_steps(part: Part, points: int) -> Iterator[Fault]:
     seen = np.arange(points)[None, :] <= part["last_steps"][:, None]
     hessian = part.get("hessian")
-    for name, array in (("x", part["x"]), ("gradient", part["gradient"]), ("hessian", hessian)):
+    for name, array in (("x", part["x"]), ("gradient", part.get("gradient")), ("hessian", hessian)):
         if array is not None:
             finite = np.isfinite(array).reshape(*seen.shape, -1).all(-1)
             yield from _first_steps(seen & ~finite, name, "finite", array)

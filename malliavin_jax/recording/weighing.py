@@ -3,16 +3,15 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NotRequired, TypedDict
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..learner.learner import Path
-from ..samples.default_scheme import default_scheme
-from ..samples.hessians import full_hessians
-from ..samples.recorded import stops_of, weigh_at
+from ..potentials.base import AbstractPotential
+from ..samples.completion import Completion, Log, fill, make_completion
+from ..samples.recorded import paths_of, per_episode, stops_of, weigh_log
 from ..samples.samples import Samples
-from ..weights.scheme import Scheme, check_fine_enough
+from ..weights.scheme import Scheme
 
 PILOT = 256  # episodes on which a scheme is tuned where none is given
 
@@ -22,7 +21,7 @@ class Part(TypedDict):
 
     Attributes:
         x: (episodes, points, d).
-        gradient: (episodes, points, d).
+        gradient: (episodes, points, d); absent if not recorded.
         hessian: (episodes, points, d, d), or (episodes, points, d) for its diagonal; absent if not recorded or not
             asked for.
         step_size: one number, or (episodes,); None if not recorded.
@@ -41,7 +40,7 @@ class Part(TypedDict):
     """
 
     x: np.ndarray
-    gradient: np.ndarray
+    gradient: NotRequired[np.ndarray]
     hessian: NotRequired[np.ndarray]
     step_size: np.ndarray | None
     inverse_temperature: np.ndarray | None
@@ -61,6 +60,7 @@ class Chunks:
         times: as in `Recording.samples`.
         steps: likewise.
         scheme: the weight scheme.
+        completion: what stands in for what was not recorded.
 
     Raises:
         IndexError: if a chunk is asked for that is not there.
@@ -88,9 +88,10 @@ class Chunks:
         times: Any,
         steps: Any,
         scheme: Scheme,
+        completion: Completion | None = None,
     ):
         self._read, self._num_episodes, self._chunk_size = read, num_episodes, chunk_size
-        self._times, self._steps, self._scheme = times, steps, scheme
+        self._times, self._steps, self._scheme, self._completion = times, steps, scheme, completion
 
     def __len__(self) -> int:
         return -(-self._num_episodes // self._chunk_size)
@@ -98,31 +99,41 @@ class Chunks:
     def __getitem__(self, number: int) -> Samples:
         if not 0 <= number < len(self):
             raise IndexError(f"there are {len(self)} chunks, got number {number}")
-        part = self._read(number * self._chunk_size, (number + 1) * self._chunk_size)
-        return weigh_part(part, times=self._times, steps=self._steps, scheme=self._scheme)
+        first = number * self._chunk_size
+        part = self._read(first, first + self._chunk_size)
+        return weigh_part(part, self._completion, first, times=self._times, steps=self._steps, scheme=self._scheme)
 
     def __iter__(self) -> Iterator[Samples]:
         return (self[number] for number in range(len(self)))
 
 
-def weigh_part(part: Part, *, times: Any, steps: Any, scheme: Scheme | None) -> Samples:
-    """The samples of a part, with the default scheme for None; an error if the chain is too coarse for the scheme."""
+def weigh_part(
+    part: Part, completion: Completion | None, first: int = 0, *, times: Any, steps: Any, scheme: Scheme | None
+) -> Samples:
+    """The samples of a part that begins at episode `first`, with the default scheme for None."""
     episodes, points, _ = part["x"].shape
     stops = stops_of(times, steps, part["step_size"], episodes, points)
-    paths = paths_of(part)
-    scheme = default_scheme(paths) if scheme is None else scheme
-    samples = weigh_at(paths, scheme, stops)
-    check_fine_enough(samples.weight, samples.observed, scheme)
-    return samples
+    return weigh_log(log_of(part), _temperature(part), stops, scheme, completion, first)
 
 
-def paths_of(part: Part) -> Path:
-    """The episodes of a part as a batch of paths, with Hessians from secants where none are recorded."""
-    x, gradient, last_steps = (jnp.asarray(array) for array in (part["x"], part["gradient"], part["last_steps"]))
-    hessian = jnp.asarray(part["hessian"]) if "hessian" in part else None
-    step_size, inverse_temperature = (
-        jnp.broadcast_to(jnp.asarray(setting).astype(x.dtype), (len(x),))
-        for setting in (part["step_size"], part["inverse_temperature"])
-    )
-    hessian = full_hessians(hessian, x, gradient, last_steps)
-    return jax.vmap(Path)(x, gradient, hessian, step_size, inverse_temperature, last_steps.astype(jnp.int32))
+def completion_of(part: Part, model: AbstractPotential | None) -> Completion | None:
+    """What stands in for what was not recorded, from these episodes or from a model that is given."""
+    return make_completion(log_of(part), model)
+
+
+def path_batch(part: Part, completion: Completion | None) -> Path:
+    """The first episodes of a recording as a batch of paths, with nothing missing."""
+    log = log_of(part)
+    return paths_of(log, fill(log, completion), _temperature(part))
+
+
+def log_of(part: Part) -> Log:
+    """A part as arrays on the device, None where nothing was recorded."""
+    x, gradient, hessian = jnp.asarray(part["x"]), part.get("gradient"), part.get("hessian")
+    gradient, hessian = (None if array is None else jnp.asarray(array) for array in (gradient, hessian))
+    step_size = per_episode("step_size", part["step_size"], len(x), x.dtype)
+    return Log(x, gradient, hessian, step_size, jnp.asarray(part["last_steps"]).astype(jnp.int32))
+
+
+def _temperature(part: Part) -> Any:
+    return per_episode("inverse_temperature", part["inverse_temperature"], len(part["x"]), part["x"].dtype)

@@ -1,4 +1,4 @@
-"""Samples of recorded episodes: checked, given Hessians where none were recorded, and weighed."""
+"""Samples of recorded episodes: checked, completed by a model where something was not recorded, and weighed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +19,16 @@ from .._base.checks import (
     steps_at,
 )
 from ..learner.learner import Path
+from ..potentials.base import AbstractPotential
 from ..weights.scheme import Scheme, check_fine_enough, weigh
+from .completion import Completion, Filled, Log, fill, make_completion
 from .default_scheme import default_scheme
-from .hessians import full_hessians
 from .samples import EpisodeSamples, Samples, check_values
 
 
 def samples_from_paths(
     x: Any,
-    gradient: Any,
+    gradient: Any = None,
     hessian: Any = None,
     *,
     step_size: Any,
@@ -36,18 +37,21 @@ def samples_from_paths(
     scheme: Scheme | None = None,
     inverse_temperature: Any = 1.0,
     last_steps: Any = None,
+    model: AbstractPotential | None = None,
 ) -> Samples:
     """Weigh recorded episodes.
 
     Row k of an episode is the state after k steps of size `step_size`, with the gradient and Hessian that the learner
-    used there; row 0 is the start.
+    used there; row 0 is the start. What was not recorded comes from a model of the loss, a spline fitted to all points
+    of all paths in up to three dimensions, that of the other half of the episodes for each; `samples.rung` says what
+    was observed. Each rung costs accuracy (the guide has a table).
 
     Args:
         x: positions, of shape (episodes, points, d).
-        gradient: gradients, of the same shape.
-        hessian: Hessians, of shape (episodes, points, d, d); or their diagonals, of shape (episodes, points, d): what
-            lies beside the diagonal is taken for zero, which is exact for a loss that is a sum over coordinates and
-            biases the weights otherwise. None: in one dimension, with exact gradients, secants along the path serve.
+        gradient: gradients, of the same shape; None where only positions were recorded: the moves serve, gradients
+            with noise of variance 2/(βε).
+        hessian: Hessians, of shape (episodes, points, d, d); or their diagonals, of shape (episodes, points, d), which
+            the model completes; or None.
         step_size: ε, one number, or one for each episode where several learners were recorded.
         times: conditioning times, multiples of every step size; or `steps` in their place.
         steps: conditioning times as numbers of steps, the same for all episodes.
@@ -58,14 +62,15 @@ def samples_from_paths(
             ignored, whatever they hold, and conditioning times past an episode's end are marked unobserved. What ends
             an episode must not depend on its path: integration by parts does not hold given an event of the noise
             (see `Recording`).
+        model: a potential of yours to take what is missing from, in place of the spline; it should not have been
+            fitted to these episodes.
 
     Returns:
-        The `Samples` of all episodes at all times.
+        The `Samples` of all episodes at all times. Of positions alone the last row has no move, and is not observed.
 
     Raises:
-        ValueError: if shapes, times or numbers do not fit; if a value that counts is not finite; if no Hessian is
-            given in several dimensions, or with gradients too noisy for secants; if the chain is too coarse for the
-            scheme.
+        ValueError: if shapes, times or numbers do not fit; if a value that counts is not finite; if something is
+            missing in more than three dimensions, and no model given; if the chain is too coarse for the scheme.
 
     Example:
         ```python
@@ -79,11 +84,18 @@ def samples_from_paths(
         samples.weight.shape  # (500, 2, 1)
         ```
     """
-    x, gradient = float_array("x", x), float_array("gradient", gradient)
-    hessian = None if hessian is None else float_array("hessian", hessian)
+    x = float_array("x", x)
+    gradient, hessian = (
+        None if a is None else float_array(n, a) for n, a in (("gradient", gradient), ("hessian", hessian))
+    )
     check_shape("x", x, (None, None, None))
-    episodes, points, _ = x.shape
-    check_shape("gradient", gradient, x.shape)
+    episodes, points, d = x.shape
+    if gradient is not None:
+        check_shape("gradient", gradient, x.shape)
+    elif hessian is not None:
+        raise ValueError("gradient must be given where hessian is")
+    if hessian is not None:
+        check_shape("hessian", hessian, x.shape if hessian.ndim == 3 else (*x.shape, d))
     epsilon = per_episode("step_size", step_size, episodes, x.dtype)
     beta = per_episode("inverse_temperature", inverse_temperature, episodes, x.dtype)
     stops = stops_of(times, steps, step_size, episodes, points)
@@ -95,32 +107,66 @@ def samples_from_paths(
         raise ValueError(
             f"last_steps must be between 0 and {points - 1} steps, got {np.min(last_steps)} to {np.max(last_steps)}"
         )
-    hessian = full_hessians(hessian, x, gradient, last_steps)
     seen = jnp.arange(points, dtype=last_steps.dtype)[None, :] <= last_steps[:, None]
-    check_values({"x": x, "gradient": gradient, "hessian": hessian}, seen, "step")
-    paths = jax.vmap(Path)(x, gradient, hessian, epsilon, beta, last_steps.astype(jnp.int32))
-    if scheme is None:
-        scheme = default_scheme(paths)
-    samples = weigh_at(paths, scheme, stops)
+    given = {"x": x, "gradient": gradient, "hessian": hessian}
+    check_values({name: array for name, array in given.items() if array is not None}, seen, "step")
+    log = Log(x, gradient, hessian, epsilon, last_steps.astype(jnp.int32))
+    return weigh_log(log, beta, stops, scheme, make_completion(log, model))
+
+
+def weigh_log(
+    log: Log,
+    inverse_temperature: Float[Array, " episodes"],
+    stops: Int[Any, "episodes times"],
+    scheme: Scheme | None,
+    completion: Completion | None,
+    first: int = 0,
+) -> Samples:
+    """The samples of a log that was checked, at the rows `stops`; its first episode is number `first` of a recording.
+
+    With the default scheme for None; an error if the chain is too coarse for the scheme.
+    """
+    filled = fill(log, completion, first)
+    paths = paths_of(log, filled, inverse_temperature)
+    scheme = default_scheme(paths) if scheme is None else scheme
+    samples = weigh_at(paths, scheme, stops, filled.gradient)
     check_fine_enough(samples.weight, samples.observed, scheme)
-    return samples
+    return Samples(samples.x, samples.gradient, samples.hessian, samples.weight, samples.observed, completion)
 
 
-def weigh_at(paths: Path, scheme: Scheme, stops: Int[Any, "episodes times"]) -> Samples:
-    """Weigh a batch of paths at the rows `stops` of each; neither the paths nor the weights are checked."""
-    return _weigh_at(paths, floats_to_arrays(scheme, paths.x.dtype), jnp.asarray(stops))
+def paths_of(log: Log, filled: Filled, inverse_temperature: Float[Array, " episodes"]) -> Path:
+    """A log with nothing missing as a batch of paths."""
+    return jax.vmap(Path)(
+        log.x, filled.drift, filled.hessian, log.step_size, inverse_temperature, filled.last_steps.astype(jnp.int32)
+    )
+
+
+def weigh_at(
+    paths: Path,
+    scheme: Scheme,
+    stops: Int[Any, "episodes times"],
+    gradient: Float[Array, "episodes points d"] | None = None,
+) -> Samples:
+    """Weigh a batch of paths at the rows `stops` of each; neither the paths nor the weights are checked.
+
+    `gradient` is what was observed, where it is not what the paths' noise is told by.
+    """
+    values = paths.gradient if gradient is None else gradient
+    return _weigh_at(paths, values, floats_to_arrays(scheme, paths.x.dtype), jnp.asarray(stops))
 
 
 @eqx.filter_jit
-def _weigh_at(paths: Path, scheme: Scheme, stops: Int[Array, "episodes times"]) -> Samples:
+def _weigh_at(
+    paths: Path, gradient: Float[Array, "episodes points d"], scheme: Scheme, stops: Int[Array, "episodes times"]
+) -> Samples:
     """`weigh_at`, compiled."""
 
-    def episode(path: Path, at: Int[Array, " times"]) -> EpisodeSamples:
+    def episode(path: Path, gradient: Float[Array, "points d"], at: Int[Array, " times"]) -> EpisodeSamples:
         row = jnp.minimum(at, path.num_steps)
         weight, observed = weigh(path, scheme)[row], at <= path.last_step
-        return EpisodeSamples(path.x[row], path.gradient[row], path.hessian[row], weight, observed).masked()
+        return EpisodeSamples(path.x[row], gradient[row], path.hessian[row], weight, observed).masked()
 
-    return Samples(*jax.vmap(episode)(paths, stops))
+    return Samples(*jax.vmap(episode)(paths, gradient, stops))
 
 
 def per_episode(name: str, value: Any, episodes: int, dtype: Any) -> Float[Array, " episodes"]:

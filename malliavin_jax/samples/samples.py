@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._base.checks import is_traced
 from .._base.mesh import array_module
+from .completion import Completion, Rung
 
 
 class Samples(eqx.Module):
@@ -25,6 +26,8 @@ class Samples(eqx.Module):
             smooth φ.
         observed: False where the episode had stopped before that time, of shape (episodes, times); the other arrays
             hold NaN there.
+        completion: what stands in for what was not observed (see `samples_from_paths`), None where nothing was
+            missing; `rung` says what was observed.
 
     Raises:
         ValueError: if the shapes do not go together.
@@ -47,6 +50,7 @@ class Samples(eqx.Module):
     hessian: Float[Array, "episodes times d d"] | None
     weight: Float[Array, "episodes times d"]
     observed: Bool[Array, "episodes times"]
+    completion: Completion | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         if not hasattr(self.x, "ndim") or self.x.ndim != 3:
@@ -68,6 +72,16 @@ class Samples(eqx.Module):
                 "or use what needs none (density, score, kernel fields, conditional_expectation)"
             )
         return self.hessian
+
+    @property
+    def rung(self) -> Rung:
+        """What was observed: "hessians" (all), "diagonals" of Hessians, "gradients" or "positions" alone."""
+        return "hessians" if self.completion is None else self.completion.rung
+
+    @property
+    def bare(self) -> "Samples":
+        """The arrays alone: programs compiled for them serve other samples as well."""
+        return Samples(self.x, self.gradient, self.hessian, self.weight, self.observed)
 
     @property
     def num_episodes(self) -> int:

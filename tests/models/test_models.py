@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import malliavin_jax as mj
+from malliavin_jax.fitting.errors import model_variance
 from malliavin_jax.fitting.spline_equations import added
 from malliavin_jax.models import fitted
-from malliavin_jax.models.errors import model_variance
 from malliavin_jax.models.folds import every_other
 from malliavin_jax.potentials.spline import fit_parts
 from malliavin_jax.samples.summary import box
@@ -125,9 +125,16 @@ def test_two_devices_fit_and_judge_as_one():
 
 
 def variance_of(samples, kind="spline"):
-    fit = {"spline": fitted._fit_splines, "polynomial": fitted._fit_polynomials}[kind]
-    linear = fit(samples, (every_other(samples, 0), every_other(samples, 1))).linear()
+    halves, low, high = halves_and_box(samples)
+    if kind == "spline":
+        linear = fit_parts([rows(half) for half in halves], low, high).linear()
+    else:
+        linear = linear_polynomial(fitted._fit_polynomials(samples, halves), samples)
     return linear, model_variance(linear, samples, ALPHAS)
+
+
+def linear_polynomial(model, samples):
+    return fitted._linear_polynomial(model.whole, samples, fitted.degree_for(samples))
 
 
 def test_under_white_noise_the_variance_is_the_posterior_one():
@@ -165,7 +172,7 @@ def test_the_variance_of_a_polynomial_is_its_spread_over_data_sets():
         model = fitted._fit_polynomials(samples, (every_other(samples, 0), every_other(samples, 1)))
         values.append(jax.vmap(model.whole.gradient)(jnp.asarray(ALPHAS[1:-1])))
         if seed % 10 == 0:
-            variances.append(model_variance(model.linear(), samples, ALPHAS[1:-1]).sampling)
+            variances.append(model_variance(linear_polynomial(model, samples), samples, ALPHAS[1:-1]).sampling)
     values = np.asarray(values)[..., 0]
     truth = (ALPHAS + ALPHAS**3)[1:-1, 0]
     assert np.all(np.abs(values.mean(0) - truth) < 4 * values.std(0, ddof=1) / 10)

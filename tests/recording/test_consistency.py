@@ -62,12 +62,9 @@ def test_samples_that_are_made_already_are_not_weighed_again(monkeypatch):
 
 
 def test_without_weights_there_is_no_word_about_them():
-    noisy = mj.consistency(recording(hessian=None))  # too noisy for secants
-    assert noisy.ok
-    assert noisy.weight_mean_z is noisy.integration_by_parts is noisy.integration_by_parts_stderr is None
-    exact = quartic_log(0, EPISODES, STEPS)
-    secants = mj.consistency(mj.Recording(exact["x"], exact["gradient"], **SETTINGS))
-    assert abs(secants.integration_by_parts - 1) < 4 * secants.integration_by_parts_stderr
+    without = mj.consistency(recording(hessian=None))
+    assert without.ok
+    assert without.weight_mean_z is without.integration_by_parts is without.integration_by_parts_stderr is None
 
 
 def test_the_sums_are_those_of_the_residuals():

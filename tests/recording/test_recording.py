@@ -16,7 +16,6 @@ from logs import gradient, quartic_log
 
 import malliavin_jax as mj
 from malliavin_jax.potentials import Quartic
-from malliavin_jax.samples.hessians import secant_hessians
 
 
 def same(samples, other, rtol=1e-12):
@@ -104,62 +103,7 @@ def test_several_learners_equal_each_by_itself():
     np.testing.assert_array_equal(steps.x, log["x"][:, [2, 4]])
 
 
-# Diagonals and secants.
-
-
-def test_a_diagonal_is_exact_for_a_sum_over_coordinates():
-    log = quartic_log(2, 20, 6, d=2)
-    diagonal = {**log, "hessian": np.diagonal(log["hessian"], axis1=-2, axis2=-1)}
-    settings = {"step_size": 0.02, "inverse_temperature": 2.0}
-    same(mj.Recording(**diagonal, **settings).samples(steps=6), mj.Recording(**log, **settings).samples(steps=6))
-    coupled = quartic_log(2, 20, 6, d=2, coupling=0.5)
-    rough = {**coupled, "hessian": np.diagonal(coupled["hessian"], axis1=-2, axis2=-1)}
-    weights = [np.asarray(mj.Recording(**one, **settings).samples(steps=6).weight) for one in (coupled, rough)]
-    assert np.max(np.abs(weights[0] - weights[1])) > 1e-3
-
-
-def test_what_secants_cost():
-    """On the quartic at step size 0.01: next to nothing, in the weights and in the estimate."""
-    log = quartic_log(3, 20_000, 40, step_size=0.01, beta=1.0)
-    settings = {"step_size": 0.01, "inverse_temperature": 1.0}
-    exact = mj.Recording(**log, **settings).samples(steps=[20, 40])
-    secant = mj.Recording(log["x"], log["gradient"], **settings).samples(steps=[20, 40])
-    error = np.asarray(secant.hessian - exact.hessian)
-    assert np.sqrt(np.mean(error**2)) < 0.02 * np.sqrt(np.mean(np.asarray(exact.hessian) ** 2))
-    spread = [float(jnp.mean(s.weight**2)) for s in (exact, secant)]
-    assert abs(spread[1] / spread[0] - 1) < 0.03
-    alphas = jnp.asarray([[-0.5], [0.5]])
-    known, found = (at_grid(samples, alphas, mj.Laplace(0.5)) for samples in (exact, secant))
-    assert np.all(np.abs(found.value - gradient(alphas)) < 4 * found.stderr)
-    assert np.all(np.abs(found.value - known.value) < 0.2 * found.stderr)
-    assert np.all(np.asarray(found.stderr) < 1.05 * np.asarray(known.stderr))
-
-
-def test_secants_in_float32():
-    log = quartic_log(3, 200, 40, step_size=0.01, beta=1.0, dtype=np.float32)
-    x, g = jnp.asarray(log["x"]), jnp.asarray(log["gradient"])
-    error = np.asarray(secant_hessians(x, g, jnp.full(200, 40))) - log["hessian"]
-    assert np.sqrt(np.mean(error**2)) < 0.02 * np.sqrt(np.mean(log["hessian"] ** 2))
-
-
-def test_secants_are_exact_for_a_cubic_loss():
-    """Three points determine a parabola: also at the ends of episodes, and with two rows at one place."""
-    x = np.asarray([[0.3, 0.5, 0.1, 0.4, 9.0], [0.2, 0.2, 0.6, -0.3, 0.1], [0.0, 1.0, 9.0, 9.0, 9.0]])[..., None]
-    last_steps = np.asarray([3, 4, 1])
-    samples = mj.samples_from_paths(x, 3 * x**2 - x, step_size=0.1, steps=[1, 2, 3, 4], last_steps=last_steps)
-    found, expected = np.asarray(samples.hessian)[..., 0, 0], 6 * x[:, 1:, 0] - 1
-    np.testing.assert_allclose(found[0, :3], expected[0, :3], rtol=1e-12)
-    np.testing.assert_allclose(found[1, 1:], expected[1, 1:], rtol=1e-12)
-    np.testing.assert_allclose(found[1, 0], 3 * (0.2 + 0.6) - 1, rtol=1e-12)  # one secant is left
-    np.testing.assert_allclose(found[2, 0], 3 * (0.0 + 1.0) - 1, rtol=1e-12)
-    assert np.all(np.isnan(found[0, 3:]))
-
-
-@pytest.mark.parametrize("noise", [0.1, 1.0])
-def test_noisy_gradients_have_no_secants(noise):
-    log = quartic_log(4, 200, 40, noise=noise)
-    with pytest.raises(ValueError, match="hessian must be given: the gradients are too noisy for secants"):
-        mj.Recording(log["x"], log["gradient"], step_size=0.02, inverse_temperature=2.0).samples(steps=40)
+# Minibatches.
 
 
 def test_minibatches_whose_gradient_and_hessian_share_their_noise(key):

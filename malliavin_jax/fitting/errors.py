@@ -15,17 +15,33 @@ On the host, in float64: scores are sparse, and there is nothing worth compiling
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int
+from scipy.interpolate import RegularGridInterpolator
 from scipy.sparse import csr_array
 
-from ..fitting.bsplines import DEGREE, SUPPORT, host_basis
-from ..fitting.monomials import all_exponents, derivative_table
-from ..samples.samples import Samples
+from .bsplines import DEGREE, SUPPORT, host_basis
+from .monomials import all_exponents, derivative_table
 
 _EPISODES = {1: 100_000, 2: 10_000, 3: 4_000}  # whose influences are looked at; the variance is scaled to all
+_NODES = {1: 65, 2: 17, 3: 5}  # along each axis, at which a table of the variance is computed
+_POINTS, _LEAST = 4, 500  # of so many times as many points, and no fewer episodes
+
+
+@runtime_checkable
+class Observations(Protocol):
+    """What was fitted to: arrays with axes (episodes, times) in front; `Samples` are such."""
+
+    @property
+    def x(self) -> Any: ...
+    @property
+    def gradient(self) -> Any: ...
+    @property
+    def hessian(self) -> Any: ...
+    @property
+    def observed(self) -> Any: ...
 
 
 class Rows(NamedTuple):
@@ -49,6 +65,7 @@ class LinearFit(NamedTuple):
     unit: Float[np.ndarray, " d"]
     gradient_variance: float
     hessian_variance: float
+    diagonal: bool = False  # whether only the diagonals of Hessians were fitted to
 
 
 class ModelVariance(NamedTuple):
@@ -112,24 +129,50 @@ def polynomial_rows(
     return rows
 
 
-def model_variance(fit: LinearFit, samples: Samples, alphas: Float[np.ndarray, "alphas d"]) -> ModelVariance:
+def model_variance(fit: LinearFit, samples: Observations, alphas: Float[np.ndarray, "alphas d"]) -> ModelVariance:
     """The variance of ∇m(α), from the episodes that the model was fitted to."""
-    d, p = samples.dim, len(fit.theta)
+    (episodes, times, d), p = samples.x.shape, len(fit.theta)
     at = fit.rows(np.asarray(alphas, np.float64))
     functionals = np.zeros((len(alphas), d, p))
     np.put_along_axis(functionals, np.broadcast_to(at.basis[:, None, :], at.gradient.shape), at.gradient, 2)
     reach = fit.solve(functionals.reshape(-1, p).T)  # (A + Q)⁻¹ f(α)
-    some = min(samples.num_episodes, _EPISODES.get(d, _EPISODES[3]))
+    most = _EPISODES.get(d, _EPISODES[3])
+    some = min(episodes, most, max(_LEAST, _POINTS * most // times))
     influence = scores(fit, samples, some) @ reach
     influence = influence - influence.mean(0)
-    sampling = np.sum(influence**2, 0) * (samples.num_episodes / max(some - 1, 1))
+    sampling = np.sum(influence**2, 0) * (episodes / max(some - 1, 1))
     smoothing = np.zeros_like(sampling) if fit.pull is None else np.sum(reach * (fit.pull @ reach), 0)
     return ModelVariance(sampling.reshape(-1, d), np.maximum(smoothing, 0).reshape(-1, d))
 
 
-def scores(fit: LinearFit, samples: Samples, episodes: int) -> csr_array:
+class VarianceTable:
+    """The sum of both terms at any places: interpolated inside a box, and as at its nearest point outside.
+
+    Logarithms are interpolated: where there are no data a variance is powers of ten larger, and must not reach far.
+    """
+
+    def __init__(self, axes: list[Float[np.ndarray, " nodes"]], values: Float[np.ndarray, "*nodes d"]):
+        self._read = RegularGridInterpolator(axes, np.log(np.maximum(values, np.finfo(np.float64).tiny)))
+        self._low, self._high = (np.asarray([axis[end] for axis in axes]) for end in (0, -1))
+
+    def __call__(self, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        return np.exp(self._read(np.clip(points, self._low, self._high)))
+
+
+def variance_table(
+    fit: LinearFit, samples: Observations, low: Float[np.ndarray, " d"], high: Float[np.ndarray, " d"]
+) -> VarianceTable:
+    """The variance at the nodes of a grid over the box from `low` to `high`."""
+    d = len(low)
+    axes = [np.linspace(low[i], high[i], _NODES[d]) for i in range(d)]
+    nodes = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
+    found = model_variance(fit, samples, nodes.reshape(-1, d))
+    return VarianceTable(axes, (found.sampling + found.smoothing).reshape(nodes.shape))
+
+
+def scores(fit: LinearFit, samples: Observations, episodes: int) -> csr_array:
     """The scores of the first episodes, one a row."""
-    d, times = samples.dim, samples.num_times
+    times, d = samples.x.shape[1:]
     hessian = None if samples.hessian is None else _host(samples.hessian[:episodes]).reshape(-1, d, d)
     seen = np.asarray(samples.observed[:episodes]).reshape(-1)
     x = np.where(seen[:, None], _host(samples.x[:episodes]).reshape(-1, d), 0)
@@ -140,6 +183,8 @@ def scores(fit: LinearFit, samples: Samples, episodes: int) -> csr_array:
     if hessian is not None:
         fitted = np.einsum("nik,nk->ni", rows.hessian, theta)
         for number, (i, j) in enumerate(itertools.combinations_with_replacement(range(d), 2)):
+            if fit.diagonal and i != j:
+                continue
             entry = (hessian[:, i, j] + hessian[:, j, i]) / 2
             precision = (1 if i == j else 2) * (fit.unit[i] * fit.unit[j]) ** 2 / fit.hessian_variance
             score += rows.hessian[:, number] * ((entry - fitted[:, number]) * precision)[:, None]

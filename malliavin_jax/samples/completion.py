@@ -1,0 +1,202 @@
+"""What was not observed, from a model of the loss: a ladder from whole Hessians down to positions alone.
+
+    "hessians"    positions, gradients, Hessians    nothing is missing
+    "diagonals"   …, the diagonals of Hessians      what lies beside the diagonal is the model's
+    "gradients"   positions and gradients           Hessians are the model's
+    "positions"   positions                         a move is a gradient with much noise, which the model smooths:
+                                                    −(X_{k+1} − X_k)/ε = g_k − σ ξ_{k+1}/ε, of variance 2/(βε)
+
+The model is a spline fitted to all points of all paths, and cross-fitted: what is missing of an even episode comes from
+the model of the odd ones, and the other way round, so that an episode's weight does not depend on its own noise through
+the model. Weights made of a model's Hessians are right as far as these are; `MalliavinField` knows, and holds the model
+against an average that needs no Hessian. Where nothing is missing the model serves `MalliavinField` alone: it has seen
+all points of the paths, and not only those at the conditioning times.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from .._base.checks import is_concrete
+from ..fitting.errors import VarianceTable, variance_table
+from ..potentials.base import AbstractPotential
+from ..potentials.spline import fit_parts
+
+Rung = Literal["hessians", "diagonals", "gradients", "positions"]
+
+MISSING = {
+    "diagonals": "what lies beside the diagonals of Hessians comes from the model",
+    "gradients": "no Hessians were observed: they come from the model",
+    "positions": "only positions were observed: moves are noisy gradients, and Hessians come from the model",
+}
+_MOST_POINTS = 2_000_000  # that the model is fitted to; of more, evenly spaced rows
+
+
+class Log(NamedTuple):
+    """Episodes as they were recorded: what is None was not. `hessian` may be diagonals, of the shape of x."""
+
+    x: Float[Array, "episodes points d"]
+    gradient: Float[Array, "episodes points d"] | None
+    hessian: Array | None
+    step_size: Array  # (episodes,), or (episodes, points) where it changes
+    last_steps: Int[Array, " episodes"]
+
+    @property
+    def rung(self) -> Rung:
+        if self.gradient is None:
+            return "positions"
+        if self.hessian is None:
+            return "gradients"
+        return "diagonals" if self.hessian.ndim == 3 and self.x.shape[-1] > 1 else "hessians"
+
+
+class Filled(NamedTuple):
+    """A log with nothing missing."""
+
+    gradient: Float[Array, "episodes points d"]  # as observed, or moves
+    drift: Float[Array, "episodes points d"]  # the gradients by which the noise is told from the moves
+    hessian: Float[Array, "episodes points d d"]
+    last_steps: Int[Array, " episodes"]
+
+
+class Models(NamedTuple):
+    """A model fitted to all episodes, those of the even and of the odd ones, and the variance of the first's gradient.
+
+    The variance is None for a model that was given."""
+
+    whole: AbstractPotential
+    halves: tuple[AbstractPotential, AbstractPotential]
+    variance: VarianceTable | None
+
+
+class Completion:
+    """Models of what was logged, made when they are first asked for; compared by identity, and no part of a PyTree."""
+
+    def __init__(self, rung: Rung, make: Callable[[], Models], *, given: bool = False):
+        self.rung: Rung = rung
+        self.given = given  # whether the model is the user's
+        self._make: Callable[[], Models] | None = make
+
+    @functools.cached_property
+    def models(self) -> Models:
+        """The models; the log they are made of is let go."""
+        assert self._make is not None
+        made, self._make = self._make(), None
+        return made
+
+    def variance(self, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        """The variance of the gradient of the model of all episodes, 0 for one that was given."""
+        table = self.models.variance
+        return np.zeros_like(points) if table is None else table(points)
+
+
+def make_completion(log: Log, model: AbstractPotential | None = None) -> Completion | None:
+    """The models of a log; None where nothing is missing and there is nothing for a spline to fit."""
+    rung, d = log.rung, log.x.shape[-1]
+    if rung == "hessians" and (d > 3 or model is not None or not is_concrete(log) or not _is_spread(log)):
+        return None
+    if model is not None:
+        return Completion(rung, lambda: Models(model, (model, model), None), given=True)
+    if not is_concrete(log):
+        raise ValueError(f"samples of {rung} alone are made outside jit, vmap and grad: a model must be fitted first")
+    if d > 3:
+        missing = {"diagonals": "whole Hessians", "gradients": "Hessians", "positions": "gradients and Hessians"}
+        raise ValueError(
+            f"{missing[rung]} must be given in {d} dimensions, or a model of the loss to take them from "
+            "(model=…, a potential): splines, which stand in for what was not observed, end at three"
+        )
+    if not _is_spread(log):
+        raise ValueError(
+            "a model of what was not observed needs at least two episodes, with positions that differ along each axis, "
+            f"got {log.x.shape[0]} episodes"
+        )
+    return Completion(rung, functools.partial(_fit, log))
+
+
+def _is_spread(log: Log) -> bool:
+    """Whether each half of the episodes has a move, and positions differ along each axis."""
+    x, moved = np.asarray(log.x), np.asarray(log.last_steps) > 0
+    first = x[moved, 0]
+    return bool(moved[::2].any() and moved[1::2].any() and np.all(np.ptp(np.concatenate([first, x[moved, 1]]), 0) > 0))
+
+
+def _fit(log: Log) -> Models:
+    """The splines of a log."""
+    points, dtype = _points(log), log.x.dtype
+    parts = [tuple(None if a is None else a[first::2].reshape(-1, *a.shape[2:]) for a in points) for first in (0, 1)]
+    x, seen = np.asarray(points.x, np.float64), np.asarray(points.observed)
+    low, high = x[seen].min(0), x[seen].max(0)
+    fits = fit_parts(parts, low, high, diagonal=log.rung == "diagonals")  # type: ignore[arg-type]
+    variance = variance_table(fits.linear(), points, low, high)
+    return Models(fits.potential(dtype), (fits.potential(dtype, 0), fits.potential(dtype, 1)), variance)
+
+
+class _Points(NamedTuple):
+    """Rows that count, with axes (episodes, rows)."""
+
+    x: Array
+    gradient: Array
+    hessian: Array | None
+    observed: Array
+
+
+def _points(log: Log) -> _Points:
+    gradient, last_steps = _gradients(log)
+    episodes, rows, d = log.x.shape
+    seen = jnp.arange(rows, dtype=last_steps.dtype)[None, :] <= last_steps[:, None]
+    hessian = log.hessian
+    if hessian is not None and hessian.ndim == 3:
+        hessian = hessian[..., None] * jnp.eye(d, dtype=log.x.dtype)[None, None]
+    stride = -(-episodes * rows // _MOST_POINTS)
+    every = slice(None, None, stride)
+    return _Points(log.x[:, every], gradient[:, every], None if hessian is None else hessian[:, every], seen[:, every])
+
+
+def _gradients(log: Log) -> tuple[Array, Array]:
+    """Observed gradients, or moves; and the last rows that have one."""
+    if log.gradient is not None:
+        return log.gradient, log.last_steps
+    steps = log.step_size.reshape(log.x.shape[0], -1, 1)[:, : log.x.shape[1] - 1]
+    moves = -jnp.diff(log.x, axis=1) / steps
+    return jnp.concatenate([moves, jnp.zeros_like(moves[:, :1])], 1), log.last_steps - 1
+
+
+def fill(log: Log, completion: Completion | None, first: int = 0) -> Filled:
+    """The log with what it lacks taken from the models; its first episode is number `first` of the recording."""
+    gradient, last_steps = _gradients(log)
+    if completion is None or completion.rung == "hessians":
+        assert log.hessian is not None
+        whole = log.hessian if log.hessian.ndim == 4 else log.hessian[..., None]
+        return Filled(gradient, gradient, whole, last_steps)
+    halves = completion.models.halves
+    of_others = halves[(first + 1) % 2], halves[first % 2]
+    drift, hessian = _of_models(*of_others, log.x)
+    if log.rung == "diagonals":
+        assert log.hessian is not None
+        eye = jnp.eye(log.x.shape[-1], dtype=bool)[None, None]
+        hessian = jnp.where(eye, log.hessian[..., None], hessian)
+    return Filled(gradient, drift if log.rung == "positions" else gradient, hessian, last_steps)
+
+
+@eqx.filter_jit
+def _of_models(for_even: AbstractPotential, for_odd: AbstractPotential, x: Array) -> tuple[Array, Array]:
+    """Gradients and Hessians of one model at the even episodes, and of the other at the odd ones."""
+    safe = jnp.where(jnp.isfinite(x), x, 0)
+    parts = [
+        [jax.vmap(jax.vmap(derivative))(safe[start::2]) for derivative in (model.gradient, model.hessian)]
+        for start, model in ((0, for_even), (1, for_odd))
+    ]
+
+    def woven(even: Array, odd: Array) -> Array:
+        both = jnp.zeros((x.shape[0], *even.shape[1:]), even.dtype)
+        return both.at[::2].set(even).at[1::2].set(odd)
+
+    gradient, hessian = itertools.starmap(woven, zip(*parts, strict=True))
+    return gradient, hessian
