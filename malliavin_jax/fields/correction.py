@@ -19,7 +19,7 @@ from ..samples.completion import MISSING, Rung
 from ..samples.samples import Samples
 from ..samples.summary import box, spread
 from .assisted import AssistedTable, make_table
-from .judge import LENGTHS, LEVEL, LEVEL_OF_PATHS, Kernel, judge
+from .judge import LENGTHS, LEVEL, Kernel, judge
 
 if TYPE_CHECKING:
     from .malliavin import MalliavinField

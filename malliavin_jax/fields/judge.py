@@ -32,8 +32,8 @@ from ..samples.samples import Samples, check_samples
 from ..samples.summary import spread
 
 LEVEL = 0.1  # of the test of each candidate
-# Where the model has seen all points of the paths, and the judge only those at the conditioning times, the judge's noise
-# is many times the model's: a rejection by chance costs more.
+# Where the model has seen all points of the paths, and the judge only those at the conditioning times, the judge's
+# noise is many times the model's: a rejection by chance costs more.
 LEVEL_OF_PATHS = 0.01
 LENGTHS = (2.5, 1.2, 0.6, 0.3, 0.15)  # of the kernels, in units of the spread of the positions
 _PLACES = 64  # at which a guess of the loss is judged

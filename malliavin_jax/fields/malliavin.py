@@ -55,8 +55,8 @@ class MalliavinField(eqx.Module):
         correction: how much of the debiased average of the residuals g − ∇m(X_s) is added to a fitted model. "auto"
             tests, in up to three dimensions, the model alone and then kernel averages of its residuals of shorter and
             shorter lengths against the debiased estimate, and takes the first that it does not reject at the level
-            0.1 (0.01 where the model has seen all points of recorded paths). "full" is unbiased whatever the model is, chooses nothing, and has the larger variance (the paper's
-            way); "none" is the fitted model alone.
+            0.1 (0.01 where the model has seen all points of recorded paths). "full" is unbiased whatever the model is,
+            chooses nothing, and has the larger variance (the paper's way); "none" is the fitted model alone.
 
     Returns:
         Called as `field(alpha)` with α of shape (d,), an `Estimate` with d entries. `jit`, `vmap` and `scan` work.

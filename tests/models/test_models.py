@@ -38,7 +38,7 @@ def rows(samples):
 
 def halves_and_box(samples):
     low, high = (np.asarray(end, float) for end in box(samples))
-    return [every_other(samples, i) for i in (0, 1)], low, high
+    return (every_other(samples, 0), every_other(samples, 1)), low, high
 
 
 def close(one, other, rtol=1e-7):
