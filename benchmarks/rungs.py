@@ -1,7 +1,7 @@
 """What does it cost to observe less: diagonals of Hessians, gradients alone, positions alone?
 
 Run `python benchmarks/rungs.py` (half an hour on two free cores; `--fast` for a glance). 2000 episodes of 80 steps of
-size .01, gradients with noise 2 (a logistic regression: minibatches of 10 of 60 rows), logged whole; each rung sees part
+size .01, gradients with noise 2 (a logistic regression: minibatches of 10 of 60 rows), logged whole; a rung sees part
 of the same log. Rivals are fitted to all points of the paths, with what their rung has seen, and have the setting that
 is best in *hindsight*: splines over meshes, kernel ridge regression, kernels of degree 0 and 1. Errors are root mean
 squares over places α and data sets. It prints the table and writes results/rungs.json.
