@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import io
+from ..checking.report import Consistency, consistency
 from ..estimate.ratio import Estimate
 from ..fields.malliavin import MalliavinField
 from ..models.selection import short_localizer
 from ..recording.recording import Recording
-from ..recording.report import Consistency, consistency
 from ..recovery.integration import loss_from_estimates
 from ..recovery.loss import Loss
 from ..samples.samples import Samples
