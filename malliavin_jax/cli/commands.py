@@ -99,7 +99,7 @@ def run_estimate(
     voice.note(f"estimating the gradient at {len(alphas)} points")
     estimates = _estimates(bank, jnp.asarray(alphas.astype(recording.dtype)), request)
 
-    voice.note("writing")
+    voice.note("writing" if place.folder is not None else "done")
     rows = gradient_rows(alphas, estimates)
     content = as_json(place.marked({"data": str(data), "episodes": recording.num_episodes, "points": rows}))
     place.table("estimate.csv", rows)
@@ -130,7 +130,7 @@ def run_recover(data: Path, place: Place, request: Request, grid: list[np.ndarra
     estimates = _estimates(bank, jnp.asarray(alphas.astype(recording.dtype)), request)
     loss = loss_from_estimates(estimates, tuple(axis.astype(recording.dtype) for axis in axes))
 
-    voice.note("writing")
+    voice.note("writing" if place.folder is not None else "done")
     gradients, losses = gradient_rows(alphas, estimates), loss_rows(alphas, loss)
     place.table("gradient.csv", gradients)
     place.table("loss.csv", losses)

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -52,9 +52,13 @@ class Place:
         if self.folder is None:
             return
         data = content.encode("utf-8") if isinstance(content, str) else content
+
+        def write(file: BinaryIO) -> None:
+            file.write(data)
+
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / name, lambda file: file.write(data) and None)
+            write_whole(self.folder / name, write)
         except OSError as error:
             raise ValueError(f"--out {self.folder} cannot be written: {error.strerror}") from error
         self.written.append(name)

@@ -17,7 +17,7 @@ from ..recovery.loss import Loss
 from .ladder import HINDSIGHT, RUNGS, Ladder
 
 _FEW = 15  # points that are drawn one by one, with error bars or numbers
-_ARROWS = 24  # on an axis, at most
+_ARROWS = 30  # on an axis, at most
 
 
 def picture(file: Any, draw: Callable[[Any], Any], title: str | None = None) -> None:
@@ -107,8 +107,8 @@ def _numbers(ax: Any, alphas: np.ndarray, estimates: Estimate) -> None:
     ax.plot(*alphas.T, ".", color="black", markersize=4)
     for alpha, value, stderr in zip(alphas, np.asarray(estimates.value), np.asarray(estimates.stderr), strict=True):
         text = ", ".join(f"{v:.3g} ± {s:.1g}" for v, s in zip(value, stderr, strict=True))
-        ax.annotate(f"∇L = ({text})", alpha, xytext=(4, 5), textcoords="offset points", fontsize=7)
-    ax.margins(0.4)
+        ax.annotate(f"∇L = ({text})", alpha, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=7)
+    ax.margins(0.6, 0.4)
 
 
 # --- the figures of `reproduce`: one panel an estimator, because curves that are right lie on one another -----------

@@ -70,6 +70,7 @@ def folder(tmp_path_factory):
     bad["x"][7, 3] = np.nan
     np.savez(path / "bad.npz", **bad, **settings)
     np.savez(path / "wrong.npz", **{**log, "gradient": 3 * log["gradient"]}, **settings)
+    np.savez(path / "flipped.npz", **{**log, "gradient": -log["gradient"]}, **settings)
     np.savez(path / "far.npz", **{**log, "x": log["x"] + 1e15}, **settings)
     np.savez(path / "space.npz", **quartic_log(0, 20, 4, d=3), **settings)
     (path / "text.npz").write_text("hello")
@@ -171,6 +172,8 @@ WRONG = {
     r"--chunk-size must leave at least two chunks": ["recover", "run.npz", "--chunk-size", "600"],
     r"recover serves 1 and 2 dimensions, these data have 3": ["recover", "space.npz"],
     r"need more digits than float64 has": ["recover", "far.npz"],
+    r"the gradients have the wrong sign": ["recover", "flipped.npz"],
+    r"and the Hessians with the other sign too (--force goes on, and marks": ["estimate", "flipped.npz", "--at", "0"],
 }  # fmt: skip
 
 
@@ -192,6 +195,10 @@ def test_every_mistake_is_one_line_and_2(folder, tmp_path, capsys, message):
         (["estimate", "run.npz", "--grid", "1:0:5"], "low:high:count with low < high"),
         (["estimate", "run.npz", "--grid", "0:1:1000000000"], "count from 2 to 100000"),
         (["estimate", "run.npz", "--grid", "-1:1"], "low:high:count with low < high"),
+        (
+            ["estimate", "run.npz", "--grid", "-1:1:100000,-1:1:100000"],
+            "has 10000000000 points, and at most 250000 are served: try --grid -1:1:500,-1:1:500",
+        ),
         (["estimate", "run.npz"], "one of the arguments --at --grid is required"),
         (["estimate", "run.npz", "--at", "0", "--chunk-size", "-3"], "--chunk-size"),
         (["recover", "run.npz", "--times", "0.1", "--steps", "2"], "not allowed with"),
