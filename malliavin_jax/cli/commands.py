@@ -16,23 +16,24 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import io
+from ..checking.report import Consistency, consistency
 from ..estimate.ratio import Estimate
 from ..fields.malliavin import MalliavinField
 from ..models.selection import short_localizer
 from ..recording.recording import Recording
-from ..recording.report import Consistency, consistency
 from ..recovery.integration import loss_from_estimates
 from ..recovery.loss import Loss
 from ..samples.samples import Samples
 from ..streaming.accumulator import Accumulator
 from ..streaming.streams import accumulate
-from .output import write_json, write_loss, write_table
+from .output import Place, as_json, gradient_rows, loss_rows
 
 _IN_MEMORY = 2**26  # numbers of x, gradient and Hessian at the conditioning steps: more, and they are streamed
 _DEFAULT_TIMES = 8
 _POINTS = {1: 61, 2: 25, 3: 11}  # of the default grid, on each axis
 _GRID_NUMBERS = 2**21  # of the Hessians along the episodes whose positions the default grid is laid over
 _ALPHAS = 64  # points of the grid whose estimates are made at a time
+_WEIGHTS = "the weights do not integrate by parts"
 Say = Callable[[str], None]
 
 
@@ -46,6 +47,7 @@ class Request(NamedTuple):
     chunk_size: int | None
     safe: bool
     drop_bad: bool
+    force: bool = False
 
 
 class Bank(NamedTuple):
@@ -55,74 +57,107 @@ class Bank(NamedTuple):
     later: tuple[Callable[[], Samples], ...]
 
 
-def run_check(data: Path, out: Path | None, request: Request, say: Say) -> int:
+class Voice(NamedTuple):
+    """Results go to `say`, what goes on to `note`, JSON to `emit`; with JSON on standard output all else is notes."""
+
+    say: Say
+    note: Say
+    emit: Say | None = None
+
+
+def run_check(data: Path, place: Place, request: Request, voice: Voice) -> int:
     """Print the consistency report; exit code 1 if the data do not fit the learner."""
-    recording = _load(data, request, say)
+    place.check(["check.json"])
+    recording = _load(data, request, voice)
     report = _report_quietly(recording)
-    say(str(report))
-    if out is not None:
-        write_json(out / "check.json", {"data": str(data), **report.as_dict()})
-        say(f"check.json is in {out}")
+    content = as_json({"data": str(data), **report.as_dict()})
+    voice.say(str(report))
+    place.write("check.json", content)
+    _finish(place, content, voice)
     return 0 if report.ok else 1
 
 
 def run_estimate(
-    data: Path, out: Path, request: Request, alphas: np.ndarray | None, grid: list[np.ndarray] | None, say: Say
+    data: Path,
+    place: Place,
+    request: Request,
+    alphas: np.ndarray | None,
+    grid: list[np.ndarray] | None,
+    voice: Voice,
 ) -> int:
     """Gradients at the points or on the grid that the user asks for: CSV, JSON and a picture."""
     from . import pictures  # here, so that matplotlib is imported only where something is drawn
 
-    recording = _load_complete(data, request, say)
+    place.check(["estimate.csv", "estimate.json", "estimate.png"])
+    recording = _load_complete(data, request, voice)
     if alphas is None:
         alphas = _mesh(_checked_axes(grid or [], recording.dim))
     if alphas.shape[1] != recording.dim:
         raise ValueError(f"--at must give points of {recording.dim} numbers for these data, got {alphas.shape[1]}")
-    bank = _weigh(recording, request, say)
+    _check_first(recording, place, request, voice)
+    bank = _weigh(recording, request, voice)
+    voice.note(f"estimating the gradient at {len(alphas)} points")
     estimates = _estimates(bank, jnp.asarray(alphas.astype(recording.dtype)), request)
 
-    table = write_table(out / "estimate.csv", alphas, estimates)
-    write_json(out / "estimate.json", {"data": str(data), "episodes": recording.num_episodes, "points": table})
-    written = ["estimate.csv", "estimate.json"]
+    voice.note("writing" if place.folder is not None else "done")
+    rows = gradient_rows(alphas, estimates)
+    content = as_json(place.marked({"data": str(data), "episodes": recording.num_episodes, "points": rows}))
+    place.table("estimate.csv", rows)
+    place.write("estimate.json", content)
     if recording.dim <= 2:
-        pictures.draw_gradient(out / "estimate.png", alphas, estimates)
-        written.append("estimate.png")
+        place.picture("estimate.png", lambda file: pictures.draw_gradient(file, alphas, estimates, place.title))
     untrusted = int(np.sum(~np.asarray(estimates.trusted)))
     if untrusted:
-        say(f"{untrusted} of {len(alphas)} points are not carried by the data (trusted = false)")
-    say(f"{', '.join(written)} are in {out}")
+        voice.say(f"{untrusted} of {len(alphas)} points are not carried by the data (trusted = false)")
+    _finish(place, content, voice)
     return 0
 
 
-def run_recover(data: Path, out: Path, request: Request, grid: list[np.ndarray] | None, say: Say) -> int:
+def run_recover(data: Path, place: Place, request: Request, grid: list[np.ndarray] | None, voice: Voice) -> int:
     """The loss on a grid, by integrating the estimated gradient: CSV, pictures and a report."""
     from . import pictures  # here, so that matplotlib is imported only where something is drawn
 
-    recording = _load_complete(data, request, say)
+    place.check(["loss.csv", "gradient.csv", "loss.png", "gradient.png", "report.txt"])
+    recording = _load_complete(data, request, voice)
     if recording.dim > 2:
         raise ValueError(f"recover serves 1 and 2 dimensions, these data have {recording.dim}; estimate serves any")
     chosen = None if grid is None else _checked_axes(grid, recording.dim)
-    bank = _weigh(recording, request, say)
+    check = _check_first(recording, place, request, voice)
+    bank = _weigh(recording, request, voice)
     axes = _default_axes(recording, bank.samples) if chosen is None else chosen
     alphas = _mesh(axes)
+    voice.note(f"estimating the gradient at {len(alphas)} points, and integrating it")
     estimates = _estimates(bank, jnp.asarray(alphas.astype(recording.dtype)), request)
     loss = loss_from_estimates(estimates, tuple(axis.astype(recording.dtype) for axis in axes))
-    check = _report_quietly(recording, bank.samples)
 
-    write_table(out / "gradient.csv", alphas, estimates)
-    write_loss(out / "loss.csv", alphas, loss)
-    pictures.draw_loss(out / "loss.png", loss)
-    pictures.draw_gradient(out / "gradient.png", alphas, estimates)
+    voice.note("writing" if place.folder is not None else "done")
+    gradients, losses = gradient_rows(alphas, estimates), loss_rows(alphas, loss)
+    place.table("gradient.csv", gradients)
+    place.table("loss.csv", losses)
+    place.picture("loss.png", lambda file: pictures.draw_loss(file, loss, place.title))
+    place.picture("gradient.png", lambda file: pictures.draw_gradient(file, alphas, estimates, place.title))
     report = f"{_summary(recording, loss, estimates, alphas)}\n\n{check}"
-    (out / "report.txt").write_text(report + "\n", encoding="utf-8")
-    say(report)
-    say(f"loss.csv, gradient.csv, loss.png, gradient.png and report.txt are in {out}")
+    report = f"check failed: {'; '.join(place.failed)}\n\n{report}" if place.failed else report
+    place.write("report.txt", report + "\n")
+    voice.say(report)
+    content = {"data": str(data), "episodes": recording.num_episodes, "check": check.as_dict(), "loss": losses}
+    content["gradient"] = gradients
+    _finish(place, as_json(place.marked(content)), voice)
     return 0
+
+
+def _finish(place: Place, content: str, voice: Voice) -> None:
+    if voice.emit is not None:
+        voice.emit(content)
+    if place.written:
+        voice.say(place.said())
 
 
 # Load, and check.
 
 
-def _load(data: Path, request: Request, say: Say) -> Recording:
+def _load(data: Path, request: Request, voice: Voice) -> Recording:
+    voice.note(f"reading {data}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         recording = io.load(
@@ -132,13 +167,13 @@ def _load(data: Path, request: Request, say: Say) -> Recording:
             on_bad="drop" if request.drop_bad else "refuse",
         )
     for warning in caught:
-        say(str(warning.message))
+        voice.say(str(warning.message))
     return recording
 
 
-def _load_complete(data: Path, request: Request, say: Say) -> Recording:
+def _load_complete(data: Path, request: Request, voice: Voice) -> Recording:
     """The data, with a step size and a temperature, and in numbers that JAX will keep."""
-    recording = _load(data, request, say)
+    recording = _load(data, request, voice)
     if recording.step_size is None or recording.inverse_temperature is None:
         one = _report_quietly(recording).learners[0]
         raise ValueError(
@@ -157,6 +192,22 @@ def _load_complete(data: Path, request: Request, say: Say) -> Recording:
     return recording
 
 
+def _check_first(recording: Recording, place: Place, request: Request, voice: Voice) -> Consistency:
+    """Hold the data against their learner; an error if they do not fit, or marks on the outputs if the user insists."""
+    voice.note(f"checking {recording.num_episodes} episodes against the law of the learner")
+    report = _report_quietly(recording)
+    # What --safe is there for is no reason to refuse it.
+    findings = [text for text in report.findings if not (request.safe and text.startswith(_WEIGHTS))]
+    if findings and not request.force:
+        raise ValueError(
+            f"the data do not fit the learner: {'; '.join(findings)} (--force goes on, and marks the outputs)"
+        )
+    place.failed = tuple(findings)
+    for text in findings:
+        voice.note(f"check failed: {text}")
+    return report
+
+
 def _report_quietly(recording: Recording, samples: Samples | None = None) -> Consistency:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it warns of is in the report
@@ -166,13 +217,14 @@ def _report_quietly(recording: Recording, samples: Samples | None = None) -> Con
 # Samples.
 
 
-def _weigh(recording: Recording, request: Request, say: Say) -> Bank:
+def _weigh(recording: Recording, request: Request, voice: Voice) -> Bank:
     """All episodes if their samples fit into memory, or if the user wants no chunks; else a chunk at a time."""
     times, steps = request.times, request.steps
     if times is None and steps is None:
         steps = _default_steps(recording)
     at_stops = len(times or steps or ()) * (2 * recording.dim + recording.dim**2)
     each = at_stops + (recording.num_steps + 1) * recording.dim**2  # numbers an episode takes, with all its Hessians
+    voice.note(f"weighing them at {len(times or steps or ())} {'times' if times is not None else 'steps'}")
     if request.chunk_size is None and recording.num_episodes * each <= _IN_MEMORY:
         return Bank(recording.samples(times=times, steps=steps), ())
     chunk_size = request.chunk_size or max(1000, _IN_MEMORY // (4 * each))
@@ -181,7 +233,7 @@ def _weigh(recording: Recording, request: Request, say: Say) -> Bank:
         raise ValueError(
             f"--chunk-size must leave at least two chunks of these {recording.num_episodes} episodes, got {chunk_size}"
         )
-    say(f"{recording.num_episodes} episodes in {len(chunks)} chunks; the first chooses the length and the control")
+    voice.note(f"{recording.num_episodes} episodes in {len(chunks)} chunks; the first chooses length and control")
     return Bank(chunks[0], tuple(eqx.Partial(chunks.__getitem__, number) for number in range(1, len(chunks))))
 
 

@@ -1,6 +1,8 @@
 """The command line: `malliavin-jax check | estimate | recover | reproduce`."""
 
 import argparse
+import math
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -20,22 +22,24 @@ _DATA = """DATA is a .npz file or a folder of .npy files with the arrays
 or one long log, x and gradient (rows, d), with starts, the rows at which episodes start.
 """
 _AXIS = 100_000  # points of a grid on one axis
-_CODES = "exit codes: 0 done, 2 a mistake in the data or in the command, named in one line"
+_POINTS = 250_000  # of a grid in all
+_CODES = "exit codes: 0 done, 2 a mistake in the data or in the command, named in one line, 130 interrupted"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2 for a mistake of the user's, with a message and no traceback)."""
     parser = _parser()
-    arguments = parser.parse_args([_shielded(word) for word in (sys.argv[1:] if argv is None else argv)])
+    arguments = parser.parse_args(_shielded(sys.argv[1:] if argv is None else argv))
     if arguments.command == "reproduce" and arguments.seed < 0:
         parser.error(f"--seed must not be negative, got {arguments.seed}")
-    if arguments.out is not None:
-        try:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            return _failed(f"--out {arguments.out} cannot be written: {error.strerror}")
     try:
         return _run(arguments)
+    except KeyboardInterrupt:
+        print("\nmalliavin-jax: interrupted; files that were written are whole", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError) as error:
         return _failed(str(error))
     except MemoryError:
@@ -51,8 +55,15 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    from .output import Place
+
     if arguments.command == "reproduce":
+        Place(arguments.out, overwrite=arguments.overwrite).check(["results.json", "table.txt"])
         from .reproduce import reproduce
 
         reproduce(arguments.out, seed=arguments.seed, fast=arguments.fast, say=_say)
@@ -68,13 +79,22 @@ def _run(arguments: argparse.Namespace) -> int:
         chunk_size=arguments.chunk_size,
         safe=arguments.safe,
         drop_bad=arguments.drop_bad,
+        force=arguments.force,
     )
+    default = None if arguments.command == "check" or arguments.json else Path("out")
+    place = Place(default if arguments.out is None else arguments.out, overwrite=arguments.overwrite)
+    # With JSON on standard output, whatever else there is to say goes to standard error.
+    voice = commands.Voice(_note, _note, _emit) if arguments.json else commands.Voice(_say, _note)
     if arguments.command == "check":
-        return commands.run_check(arguments.data, arguments.out, request, _say)
+        return commands.run_check(arguments.data, place, request, voice)
     if arguments.command == "estimate":
         points = None if arguments.at is None else _points(arguments.at)
-        return commands.run_estimate(arguments.data, arguments.out, request, points, arguments.grid, _say)
-    return commands.run_recover(arguments.data, arguments.out, request, arguments.grid, _say)
+        return commands.run_estimate(arguments.data, place, request, points, arguments.grid, voice)
+    return commands.run_recover(arguments.data, place, request, arguments.grid, voice)
+
+
+def _emit(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,7 +123,7 @@ def _add_check(commands: Any) -> None:
         codes=_CODES + ",\n1 the data do not fit the learner",
     )
     check.add_argument("--out", type=Path, metavar="DIR", help="write check.json there")
-    check.set_defaults(times=None, steps=None, chunk_size=None, safe=False)
+    check.set_defaults(times=None, steps=None, chunk_size=None, safe=False, force=False)
 
 
 def _add_estimate(commands: Any) -> None:
@@ -144,9 +164,10 @@ def _add_recover(commands: Any) -> None:
 
 
 def _add_estimation_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: out; with --json, nowhere)")
     command.add_argument(
-        "--out", type=Path, default=Path("out"), metavar="DIR", help="where to write (default: out)"
-    )  # fmt: skip
+        "--force", action="store_true", help="go on with data that do not fit the learner, and mark the outputs"
+    )
     stops = command.add_mutually_exclusive_group()
     stops.add_argument("--times", type=float, nargs="+", metavar="S", help="conditioning times")
     stops.add_argument(
@@ -176,6 +197,7 @@ def _add_reproduce(commands: Any) -> None:
         "gradient noise and with it; then chains driven by both and by a kernel, and the loss recovered from them.",
     )
     reproduce.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to write (default: out)")
+    reproduce.add_argument("--overwrite", action="store_true", help="replace what is there")
     reproduce.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     reproduce.add_argument("--fast", action="store_true", help="a smaller run, for a first look")
 
@@ -194,13 +216,21 @@ def _data_command(
     parser.add_argument("data", type=Path, metavar="DATA", help="a .npz file or a folder of .npy files")
     parser.add_argument("--step-size", type=float, metavar="E", help="if the data do not hold it")
     parser.add_argument("--inverse-temperature", type=float, metavar="B", help="if the data do not hold it")
+    parser.add_argument(
+        "--json", action="store_true", help="results as JSON on standard output, and nothing else there"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace outputs that are there already")
     parser.add_argument("--drop-bad", action="store_true", help="leave bad episodes out instead of refusing the data")
     return parser
 
 
-def _shielded(word: str) -> str:
-    """A word such as -1:1:41 or -0.3,0.2 as a value: argparse takes a word that begins with a space for no option."""
-    return f" {word}" if re.match(r"-[\d.].*[:,]", word) else word
+def _shielded(words: Sequence[str]) -> list[str]:
+    """Words such as -1e-3, -1:1:41 or -0.3,0.2 as values: argparse takes one that begins with a space for no option.
+
+    `--json -` is `--json`: standard output either way.
+    """
+    plain = [word for before, word in zip(["", *words], words, strict=False) if (before, word) != ("--json", "-")]
+    return [f" {word}" if re.match(r"-(\d|\.\d|inf|nan)", word) else word for word in plain]
 
 
 def _count(text: str) -> int:
@@ -224,6 +254,11 @@ def _grid(text: str) -> list[np.ndarray]:
                 f"must be low:high:count with low < high and a count from 2 to {_AXIS}, got {part!r}"
             )
         axes.append(axis)
+    points = math.prod(len(axis) for axis in axes)
+    if points > _POINTS:
+        most = int(_POINTS ** (1 / len(axes)) + 1e-9)
+        ways = ",".join(f"{axis[0]:g}:{axis[-1]:g}:{min(len(axis), most)}" for axis in axes)
+        raise argparse.ArgumentTypeError(f"has {points} points, and at most {_POINTS} are served: try --grid {ways}")
     return axes
 
 

@@ -1,41 +1,127 @@
-"""Tables that the command line writes."""
+"""Where the command line writes, and the tables it writes: whole files or none, nothing overwritten unasked."""
 
 import csv
+import io
 import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from .._base.files import write_whole
 from ..estimate.ratio import Estimate
 from ..recovery.loss import Loss
 
 
-def write_table(path: Path, alphas: np.ndarray, estimates: Estimate) -> list[dict[str, Any]]:
-    """One row for each point, to a CSV file; returned for JSON, with null for what is not finite."""
+class Place:
+    """A folder for outputs, made when the first of them is there; None stands for nowhere.
+
+    Args:
+        folder: the folder, or None to write nothing.
+        overwrite: whether files that are there already may be replaced.
+        failed: the findings of a check that failed, with which every output is marked.
+    """
+
+    def __init__(self, folder: Path | None, *, overwrite: bool = False, failed: Sequence[str] = ()):
+        self.folder, self.overwrite, self.failed = folder, overwrite, tuple(failed)
+        self.written: list[str] = []
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse a folder that cannot be written to, or that holds one of these files; nothing is made yet."""
+        if self.folder is None:
+            return
+        there = [name for name in names if (self.folder / name).exists()]
+        if there and not self.overwrite:
+            raise ValueError(
+                f"--out {self.folder} holds {', '.join(there)} already: give --overwrite, or another --out"
+            )
+        ancestor = self.folder
+        while not ancestor.exists() and ancestor != ancestor.parent:
+            ancestor = ancestor.parent
+        try:
+            with tempfile.TemporaryFile(dir=ancestor):
+                pass
+        except OSError as error:
+            raise ValueError(f"--out {self.folder} cannot be written: {error.strerror} ({ancestor})") from error
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """One file, whole or not at all."""
+        if self.folder is None:
+            return
+        data = content.encode("utf-8") if isinstance(content, str) else content
+
+        def write(file: BinaryIO) -> None:
+            file.write(data)
+
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / name, write)
+        except OSError as error:
+            raise ValueError(f"--out {self.folder} cannot be written: {error.strerror}") from error
+        self.written.append(name)
+
+    def table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Rows with the same columns, as CSV; a failed check is a comment above the header."""
+        text = io.StringIO()
+        if self.failed:
+            text.write(f"# check failed: {'; '.join(self.failed)}\n")
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator=os.linesep)
+        writer.writeheader()
+        writer.writerows(rows)
+        self.write(name, text.getvalue())
+
+    def picture(self, name: str, draw: Callable[[Any], None]) -> None:
+        """What `draw(file)` draws, as PNG."""
+        if self.folder is None:
+            return
+        drawn = io.BytesIO()
+        draw(drawn)
+        self.write(name, drawn.getvalue())
+
+    def marked(self, content: dict[str, Any]) -> dict[str, Any]:
+        """For JSON: the same, with the findings of a failed check."""
+        return {**content, "check_failed": list(self.failed)} if self.failed else content
+
+    @property
+    def title(self) -> str | None:
+        """For pictures: that the check failed."""
+        return f"check failed: {_short(self.failed[0])}" if self.failed else None
+
+    def said(self) -> str:
+        """What is where."""
+        *first, last = self.written
+        return f"{', '.join(first)} and {last} are in {self.folder}" if first else f"{last} is in {self.folder}"
+
+
+def _short(finding: str, most: int = 70) -> str:
+    """The head of a finding, up to its first colon or semicolon."""
+    text = finding.split(": ", 1)[1] if finding.startswith("learner ") else finding
+    text = text.split(";")[0].split(":")[0]
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def gradient_rows(alphas: np.ndarray, estimates: Estimate) -> list[dict[str, Any]]:
+    """One row for each point."""
     d = alphas.shape[1]
     names = [f"{what}_{i + 1}" for what in ("alpha", "gradient", "stderr") for i in range(d)]
     numbers = np.column_stack([alphas, estimates.value, estimates.stderr, estimates.density, estimates.density_stderr])
-    rows = [
+    return [
         {**dict(zip([*names, "density", "density_stderr"], row, strict=True)), "trusted": bool(trusted)}
         for row, trusted in zip(numbers.tolist(), np.asarray(estimates.trusted), strict=True)
     ]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return rows
 
 
-def write_loss(path: Path, alphas: np.ndarray, loss: Loss) -> None:
-    """One row for each point of the grid, to a CSV file."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*(f"alpha_{i + 1}" for i in range(alphas.shape[1])), "loss", "stderr"])
-        writer.writerows(np.column_stack([alphas, np.ravel(loss.value), np.ravel(loss.stderr)]).tolist())
+def loss_rows(alphas: np.ndarray, loss: Loss) -> list[dict[str, Any]]:
+    """One row for each point of the grid."""
+    names = [*(f"alpha_{i + 1}" for i in range(alphas.shape[1])), "loss", "stderr"]
+    numbers = np.column_stack([alphas, np.ravel(loss.value), np.ravel(loss.stderr)]).tolist()
+    return [dict(zip(names, row, strict=True)) for row in numbers]
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def as_json(content: dict[str, Any]) -> str:
     """Numbers that are not finite, which JSON has no word for, become null."""
 
     def plain(value: Any) -> Any:
@@ -45,4 +131,4 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
             return [plain(item) for item in value]
         return None if isinstance(value, float) and not np.isfinite(value) else value
 
-    path.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"

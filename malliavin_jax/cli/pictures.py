@@ -9,44 +9,106 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .. import plots
+from .._base.files import write_whole
 from ..estimate.ratio import Estimate
 from ..plots.plane import PLANE
 from ..plots.style import COLOURS, MARKERS, RMSE, STATE, TRUTH
 from ..recovery.loss import Loss
 from .ladder import HINDSIGHT, RUNGS, Ladder
 
+_FEW = 15  # points that are drawn one by one, with error bars or numbers
+_ARROWS = 30  # on an axis, at most
 
-def picture(path: Path, draw: Callable[[Any], Any]) -> None:
-    """Have `draw` fill an Axes, and write it to `path`: no window, no backend to choose."""
+
+def picture(file: Any, draw: Callable[[Any], Any], title: str | None = None) -> None:
+    """Have `draw` fill an Axes, and write it to `file`: no window, no backend to choose."""
     figure = Figure(figsize=(6.0, 4.0), layout="constrained")
     draw(figure.subplots())
-    figure.savefig(path, dpi=160)
+    if title is not None:
+        figure.suptitle(title, fontsize=9, color="firebrick", wrap=True)
+    save(figure, file)
 
 
-def draw_gradient(path: Path, alphas: np.ndarray, estimates: Estimate) -> None:
+def save(figure: Figure, file: Any) -> None:
+    """To an open file, or to a path, whole or not at all."""
+    if isinstance(file, Path):
+        write_whole(file, lambda opened: figure.savefig(opened, format="png", dpi=160))
+    else:
+        figure.savefig(file, format="png", dpi=160)
+
+
+def draw_gradient(file: Any, alphas: np.ndarray, estimates: Estimate, title: str | None = None) -> None:
     """Estimates of the gradient at points on a line, or in the plane."""
     if alphas.shape[1] == 2:
-        picture(path, lambda ax: _arrows(ax, alphas, estimates))
+        picture(file, lambda ax: _plane(ax, alphas, estimates), title)
         return
     order = np.argsort(alphas[:, 0])
-    sorted_estimates = jax.tree.map(lambda leaf: leaf[order], estimates)
-    picture(path, lambda ax: plots.gradient_bands(alphas[order], {"estimate": sorted_estimates}, ax=ax))
+    ordered = jax.tree.map(lambda leaf: leaf[order], estimates)
+    if len(alphas) <= _FEW:
+        picture(file, lambda ax: _bars(ax, alphas[order, 0], ordered), title)
+    else:
+        picture(file, lambda ax: plots.gradient_bands(alphas[order], {"estimate": ordered}, ax=ax), title)
 
 
-def draw_loss(path: Path, loss: Loss) -> None:
+def draw_loss(file: Any, loss: Loss, title: str | None = None) -> None:
     """A recovered loss on a line, or in the plane."""
     if isinstance(loss.grid, tuple):
-        picture(path, lambda ax: plots.loss_surface(loss.grid, loss.value, ax=ax))
+        picture(file, lambda ax: plots.loss_surface(loss.grid, loss.value, ax=ax), title)
     else:
-        picture(path, lambda ax: plots.loss_recovery({"recovered": loss}, ax=ax))
+        picture(file, lambda ax: plots.loss_recovery({"recovered": loss}, ax=ax), title)
 
 
-def _arrows(ax: Any, alphas: np.ndarray, estimates: Estimate) -> None:
-    trusted = np.asarray(estimates.trusted)
-    at, value = alphas[trusted], -np.asarray(estimates.value)[trusted]
-    ax.quiver(*at.T, *value.T, color=COLOURS[0], width=0.003)
-    ax.plot(*alphas[~trusted].T, ".", color="0.8", markersize=3)
-    ax.set(**PLANE, title="−∇L(α); grey: not trusted")
+def _bars(ax: Any, x: np.ndarray, estimates: Estimate) -> None:
+    """A few points on a line, ± 2 standard errors; hollow where not trusted."""
+    value, stderr = np.asarray(estimates.value)[:, 0], np.asarray(estimates.stderr)[:, 0]
+    trusted = np.asarray(estimates.trusted) & np.isfinite(stderr)
+    ax.errorbar(
+        x[trusted], value[trusted], 2 * stderr[trusted],
+        fmt="o", color=COLOURS[0], capsize=4, label="estimate ± 2 standard errors",
+    )  # fmt: skip
+    if not trusted.all():
+        ax.plot(x[~trusted], value[~trusted], "o", color="0.6", markerfacecolor="none", label="not trusted")
+    if len(x) == 1:
+        ax.set_xlim(x[0] - 1, x[0] + 1)
+        if trusted[0]:
+            note = f"{value[0]:.4g} ± {stderr[0]:.2g}"
+            ax.annotate(note, (x[0], value[0]), xytext=(10, 0), textcoords="offset points", va="center")
+    ax.margins(0.1, 0.25)
+    ax.grid(axis="y", color="0.9")
+    ax.set(xlabel=STATE, ylabel="∇L(α) (loss per unit of state)")
+    ax.legend(frameon=False, fontsize=9)
+
+
+def _plane(ax: Any, alphas: np.ndarray, estimates: Estimate) -> None:
+    """Descent directions; on a fine grid some of them, over an image of their size."""
+    trusted, value = np.asarray(estimates.trusted), np.asarray(estimates.value)
+    x, y = (np.unique(column) for column in alphas.T)
+    shown = trusted.copy()
+    if len(x) * len(y) == len(alphas) and max(len(x), len(y)) > _ARROWS:
+        size = np.where(trusted, np.linalg.norm(value, axis=1), np.nan).reshape(len(x), len(y))
+        image = ax.pcolormesh(x, y, size.T, cmap="cividis", shading="nearest", rasterized=True)
+        ax.figure.colorbar(image, ax=ax, label="|∇L(α)| (loss per unit of state)")
+        every = [np.arange(n) % -(-n // _ARROWS) == -(-n // _ARROWS) // 2 for n in (len(x), len(y))]
+        shown &= np.outer(*every).ravel()
+        ax.set_title("−∇L(α) over its size; blank: not trusted", fontsize=10)
+        colour = "white"
+    else:
+        ax.plot(*alphas[~trusted].T, ".", color="0.8", markersize=3)
+        ax.set_title("−∇L(α); grey: not trusted", fontsize=10)
+        colour = COLOURS[0]
+    ax.quiver(*alphas[shown].T, *-value[shown].T, color=colour, width=0.003)
+    if len(alphas) <= _FEW:
+        _numbers(ax, alphas, estimates)
+    ax.set(**PLANE)
+
+
+def _numbers(ax: Any, alphas: np.ndarray, estimates: Estimate) -> None:
+    """A few points in the plane, with the gradients and their standard errors beside them."""
+    ax.plot(*alphas.T, ".", color="black", markersize=4)
+    for alpha, value, stderr in zip(alphas, np.asarray(estimates.value), np.asarray(estimates.stderr), strict=True):
+        text = ", ".join(f"{v:.3g} ± {s:.1g}" for v, s in zip(value, stderr, strict=True))
+        ax.annotate(f"∇L = ({text})", alpha, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=7)
+    ax.margins(0.6, 0.4)
 
 
 # --- the figures of `reproduce`: one panel an estimator, because curves that are right lie on one another -----------
@@ -70,7 +132,7 @@ def draw_ladder(path: Path, ladders: list[Ladder]) -> None:
     ax.grid(axis="x", color="0.9")
     ax.set_axisbelow(True)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def draw_rungs(path: Path, alphas: Any, ladder: Ladder, truth: Any) -> None:
@@ -97,7 +159,7 @@ def draw_rungs(path: Path, alphas: Any, ladder: Ladder, truth: Any) -> None:
     figure.supxlabel(STATE, fontsize=10)
     title = "errors with ± 2 standard errors; 1 and 2, 3 and 4, and the lower row share a scale each"
     figure.suptitle(f"gradient noise {ladder.noise:g}: {title}", fontsize=11)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def _error_band(ax: Any, x: Any, error: Any, reach: Any, trusted: Any, colour: str) -> None:
@@ -121,7 +183,7 @@ def draw_traces(path: Path, errors: Mapping[str, Any]) -> None:
         ax.grid(axis="y", color="0.9")
     axes[0].set(yscale="log", ylabel="|estimate − ∇L(α_k)| (loss per unit of state)")
     figure.supxlabel("step k of the outer chain", fontsize=10)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def draw_histograms(path: Path, positions: Mapping[str, Any], grid: Any, gibbs: Any, *, bins: int = 40) -> None:
@@ -138,7 +200,7 @@ def draw_histograms(path: Path, positions: Mapping[str, Any], grid: Any, gibbs: 
     axes[0].set_ylim(top=1.25 * float(np.max(density)))
     axes[0].legend(frameon=False, loc="upper left", fontsize=8)
     figure.supxlabel(STATE, fontsize=10)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def draw_losses(path: Path, losses: Mapping[str, Loss], truth: Callable[[Any], Any], *, apart: str) -> None:
@@ -172,4 +234,4 @@ def draw_losses(path: Path, losses: Mapping[str, Loss], truth: Callable[[Any], A
     below[0].set_ylabel("recovered − true loss\n(± 2 standard errors)")
     above[0].legend(frameon=False, loc="upper center", fontsize=8)
     figure.supxlabel(STATE, fontsize=10)
-    figure.savefig(path, dpi=160)
+    save(figure, path)

@@ -34,7 +34,7 @@ from ..samples.samples import Samples
 from ..samples.simulated import observe
 from . import pictures
 from .ladder import ADAPTED, NOISES, PAPER, PAPER_SCHEME, Ladder, climb, ladder_results, ladder_table, on_grid
-from .output import write_json
+from .output import Place, as_json
 
 TIME, STEP_SIZE, BETA, ETA = 0.8, 0.01, 1.0, 0.05
 RANGE = (-2.0, 2.0)
@@ -130,8 +130,9 @@ def reproduce(out: Path, *, seed: int = 0, fast: bool = False, say: Callable[[st
     _draw(out, ladders, chains.bank, losses, potential)
     results["seconds"] = time.perf_counter() - began
     table = f"{ladder_table(ladders, extent.episodes, extent.sets)}\n\n{_table(results)}"
-    (out / "table.txt").write_text(table + "\n", encoding="utf-8")
-    write_json(out / "results.json", results)
+    place = Place(out, overwrite=True)
+    place.write("table.txt", table + "\n")
+    place.write("results.json", as_json(results))
     say(table)
     say(f"figures, table.txt and results.json are in {out} ({results['seconds']:.0f} s)")
     return results

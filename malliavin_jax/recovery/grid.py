@@ -1,4 +1,4 @@
-"""From a gradient on a grid back to the function: integration in d = 1, least squares in d > 1."""
+"""From the edges of a grid back to the function: integration in d = 1, least squares in d > 1."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from .._base.types import Scalar
+from .quadrature import Edges
 
 
 class Fit(NamedTuple):
@@ -20,15 +21,6 @@ class Fit(NamedTuple):
     curl_expected: Scalar
 
 
-class Edges(NamedTuple):
-    """The edges along one axis of the grid, one fewer than there are points on it."""
-
-    integral: Float[Array, "..."]  # of the gradient along the edge; 0 if not joined
-    spacing: Float[Array, "..."]
-    stderr: Float[Array, "..."]  # of the gradient on it, the mean of its ends
-    joined: Bool[Array, "..."]  # whether both ends are usable
-
-
 class Curl(NamedTuple):
     """The residual of the fit, and what noise alone would make it, both relative to the field."""
 
@@ -37,30 +29,25 @@ class Curl(NamedTuple):
 
 
 @eqx.filter_jit
-def potential_of(
-    axes: tuple[Float[Array, " _"], ...],
-    gradient: Float[Array, "... d"],
-    stderr: Float[Array, "... d"],
-    usable: Bool[Array, "..."],
-) -> Fit:
-    """The function on the grid whose differences along the edges fit the integrals of `gradient` along them.
+def potential_of(edges: tuple[Edges, ...], usable: Bool[Array, "..."]) -> Fit:
+    """The function on the grid whose differences along the edges fit the integrals of a gradient along them.
 
     An edge joins two neighbouring usable points. In d = 1 the fit is the running sum; in d > 1 it minimises
     Σ_edges w (ΔL − ∫)²/h², w = m/(m + se²) with m the geometric mean of se² over the edges, by
     conjugate gradients. Only the largest set of points joined by edges is kept: from one set to the next the
     constant is unknown.
     """
-    edges = [_edges(i, axis, gradient[..., i], stderr[..., i], usable) for i, axis in enumerate(axes)]
-    if len(axes) == 1:
-        value = jnp.append(jnp.zeros(1, gradient.dtype), jnp.cumsum(edges[0].integral))
+    dtype = edges[0].integral.dtype
+    if len(edges) == 1:
+        value = jnp.append(jnp.zeros(1, dtype), jnp.cumsum(edges[0].integral))
     else:
         value = _least_squares(edges, usable)
 
-    number = jnp.arange(usable.size, dtype=gradient.dtype).reshape(usable.shape)
+    number = jnp.arange(usable.size, dtype=dtype).reshape(usable.shape)
     inside = _largest_region(edges, usable, number)
     lowest = jnp.argmin(jnp.where(inside, value, jnp.inf))
     # The sd of an integral is at most the integral of the sd, along any path: take the cheapest one.
-    costs = [jnp.where(e.joined, e.spacing * e.stderr, jnp.inf) for e in edges]
+    costs = [jnp.where(e.joined, e.spacing * e.stderr + e.quadrature, jnp.inf) for e in edges]
     bound = _cheapest(jnp.where(number == lowest.astype(number.dtype), 0.0, jnp.inf).astype(number.dtype), costs)
     curl = _curl(value, edges)
     return Fit(
@@ -71,45 +58,12 @@ def potential_of(
     )
 
 
-def _edges(axis: int, points: Float[Array, " _"], gradient: Array, stderr: Array, usable: Array) -> Edges:
-    """The edges along one axis, from the component of the gradient along it."""
-    g, se, ok = (jnp.moveaxis(array, axis, 0) for array in (gradient, stderr, usable))
-    h = jnp.diff(points).reshape(-1, *(1,) * (usable.ndim - 1))
-    joined = ok[1:] & ok[:-1]
-    se = jnp.where(ok, se, 0)
-    along = Edges(
-        integral=_edge_integrals(jnp.where(ok, g, 0), h, joined),
-        spacing=jnp.broadcast_to(h, joined.shape),
-        stderr=(se[1:] + se[:-1]) / 2,
-        joined=joined,
-    )
-    return Edges(*(jnp.moveaxis(part, 0, axis) for part in along))
-
-
 def _largest_region(edges: Sequence[Edges], usable: Array, number: Array) -> Array:
     """Which points belong to the largest set that edges join; `number` counts the points of the grid."""
     free = [jnp.where(e.joined, 0.0, jnp.inf).astype(number.dtype) for e in edges]
     label = _cheapest(jnp.where(usable, number, jnp.inf), free)  # the lowest number that edges lead to
     sizes = jnp.bincount(jnp.where(usable, label, usable.size).astype(jnp.int32).ravel(), length=usable.size)
     return usable & (label == jnp.argmax(sizes).astype(number.dtype))
-
-
-def _edge_integrals(g: Array, h: Array, edge: Array) -> Array:
-    """∫ g over each edge of the first axis: h (g₀ + g₁)/2 − h² (g₁′ − g₀′)/12, with slopes from parabolas.
-
-    The corrected trapezoid rule is the integral of the cubic through both values and slopes; with slopes of
-    second order it is of fourth order on an even grid. A point with one neighbour takes the slope of the
-    neighbour's parabola; an edge with none is left to the plain rule.
-    """
-    slope = jnp.diff(g, axis=0) / h
-    inner = (h[1:] * slope[:-1] + h[:-1] * slope[1:]) / (h[1:] + h[:-1])
-    ends = ((1, 1), *((0, 0),) * (g.ndim - 1))
-    inner, valid = jnp.pad(inner, ends), jnp.pad(edge[1:] & edge[:-1], ends)
-    left, right = inner[:-1], inner[1:]
-    has_left, has_right = valid[:-1], valid[1:]
-    change = jnp.where(has_left, slope - left, 0) + jnp.where(has_right, right - slope, 0)
-    change = jnp.where(has_left & has_right, change, 2 * change)
-    return jnp.where(edge, h * (g[1:] + g[:-1]) / 2 - h**2 * change / 12, 0)
 
 
 def _least_squares(edges: Sequence[Edges], usable: Array) -> Array:

@@ -11,7 +11,7 @@ import pytest
 from logs import gradient, quartic_log
 
 import malliavin_jax as mj
-from malliavin_jax.recording import report
+from malliavin_jax.checking import report
 
 EPISODES, STEPS = 4000, 20
 SETTINGS = {"step_size": 0.02, "inverse_temperature": 2.0}
@@ -53,7 +53,7 @@ def test_samples_that_are_made_already_are_not_weighed_again(monkeypatch):
     log_ = recording()
     whole = mj.consistency(log_)
     samples = log_.samples(steps=[5, 10, 20])  # those that it would weigh itself
-    monkeypatch.setattr(report, "weigh_at", lambda *_: pytest.fail("weighed again"))
+    monkeypatch.setattr(report, "weighed", lambda *_: pytest.fail("weighed again"))
     assert mj.consistency(log_, samples) == whole
     few = jax.tree.map(lambda leaf: leaf[:50], samples)
     assert mj.consistency(log_, few).integration_by_parts is None
@@ -146,27 +146,21 @@ def coloured(x, g, rng):
     return steps_with(x, g, 0.02**0.5 * (white + 0.2 * np.roll(white, 1, 1)) / 1.04**0.5)
 
 
-def rolled(by):
-    return lambda x, g, rng: {"gradient": np.roll(g, by, 1)}
-
-
-NOT_USED = "recorded gradient is not the one the learner used, or the step size is wrong"
+NOT_USED = "recorded gradient is not the one the learner used"
 MISFITS = {
     "noise that the learner did not use": (noisy, NOT_USED + r": .* of 0\.01\d* ± 0\.000\d, recorded is 0\.02"),
-    "one row late": (rolled(1), r"row k \+ 1 explains the move from row k better"),
-    "one row early": (rolled(-1), NOT_USED),
-    "twice the gradient": (lambda x, g, rng: {"gradient": 2 * g}, r"step size of 0\.0(1|09)\d* ± .* recorded is 0\.02"),
+    "twice the gradient": (lambda x, g, rng: {"gradient": 2 * g}, r"gradients are (1\.9|2)\d* times .* by 0\.(5|49)"),
     "temperature": (lambda x, g, rng: {"inverse_temperature": 2.2}, r"variance is 1\.\d+ ± 0\.00\d times 2ε/β"),
-    "step size": (lambda x, g, rng: {"step_size": 0.025}, NOT_USED + r": .* recorded is 0\.025"),
+    "step size": (lambda x, g, rng: {"step_size": 0.025}, r"step size is wrong: .* 0\.025; pass step_size=0\.0(2|19)"),
     "another noise in the gradient": (clean, NOT_USED),
     "heavy tails": (heavy, r"residuals are not Gaussian: their kurtosis is [2345]\.?\d* "),
     "skewed noise": (skew, r"residuals are not Gaussian: their skewness is 0\.[45]\d* "),
     "coloured noise": (coloured, r"residuals are not white: their autocorrelation is 0\.[12]\d* ± 0\.00\d, expected 0"),
     "Hessian": (
         lambda x, g, rng: {"hessian": np.full((*x.shape, 1), -20.0)},
-        r"weights do not integrate by parts: E\[S",
+        r"Hessians are not those of the gradients: entry \(1, 1\) is -20 on average, .* as if it were 2\.\d+ ± 0\.0",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
@@ -178,13 +172,16 @@ def test_every_misfit_is_found(misfit):
         found = mj.consistency(recording(1, **changed))
     assert not found.ok
     assert tuple(str(warning.message) for warning in caught) == found.findings
-    assert any(re.search(message, finding) for finding in found.findings), found.findings
+    (finding,) = found.findings  # the cause, and not its symptoms
+    assert re.search(message, finding), finding
     assert all(finding in str(found) for finding in found.findings)
 
 
 def test_stopping_by_the_path_is_found():
     crossed = log(0)["x"][..., 0] > 0.8
     first = np.where(crossed.any(1), np.argmax(crossed, 1), STEPS)
-    with pytest.warns(RuntimeWarning, match="weights do not integrate by parts.*episodes that end because of where"):
+    with pytest.warns(
+        RuntimeWarning, match="weights do not integrate by parts.*episodes that end because of where.*short_localizer"
+    ):
         found = mj.consistency(recording(last_steps=first))
     assert len(found.findings) == 1  # the residuals themselves are as they should be
