@@ -47,7 +47,7 @@ def loss_from_field(field: Callable[..., Estimate], grid: Any, *, key: Key | Non
         integrated.value, integrated.stderr
         ```
     """
-    axes = _axes_of(grid)
+    axes = axes_of(grid)
     chunk_size = check_count("chunk_size", chunk_size)
     points = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
     return loss_from_estimates(_evaluate(field, points, key, chunk_size), axes)
@@ -93,7 +93,7 @@ def loss_from_estimates(estimates: Estimate, grid: Any) -> Loss:
         integrated.value.shape, integrated.curl  # (21, 31), near 0
         ```
     """
-    axes = _axes_of(grid)
+    axes = axes_of(grid)
     d, shape, dtype = len(axes), tuple(len(axis) for axis in axes), axes[0].dtype
     _check_estimates(estimates, shape)
     gradient, stderr = (leaf.astype(dtype).reshape(*shape, d) for leaf in (estimates.value, estimates.stderr))
@@ -106,7 +106,7 @@ def loss_from_estimates(estimates: Estimate, grid: Any) -> Loss:
     return Loss(axes, fit.value, fit.stderr, fit.curl, fit.curl_expected)
 
 
-def _axes_of(grid: Any) -> tuple[Float[Array, " _"], ...]:
+def axes_of(grid: Any) -> tuple[Float[Array, " _"], ...]:
     """The axes of a grid, of one dtype, from points or from a tuple of axes."""
     is_tuple = isinstance(grid, tuple | list) and all(np.ndim(axis) > 0 for axis in grid)
     axes = [float_array("grid", axis) for axis in (grid if is_tuple else (grid,))]

@@ -1,0 +1,3 @@
+"""Fields that keep learning while the loss may drift, and chains on them that never restart."""
+
+from .field import AdaptiveField as AdaptiveField
