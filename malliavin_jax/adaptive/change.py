@@ -1,44 +1,39 @@
-"""Do the older data still agree with the newer? A test of each memory against the next shorter one.
+"""Do the older data still agree with the newer? A test at each place where what is remembered can be cut in two.
 
-Memories k < m hold the same points with weights ρ_k^age ≤ ρ_m^age. What m has and k has not, O = m − k, is again a sum
-over points with weights that are not negative, most of them old. Let θ_O be the fit to it. If the loss stood still,
+The newer episodes have the normal equations A, b and the squared scores J = Σ s sᵀ; the older ones, other episodes,
+have the fit θ_O with covariance V_O (see `fit.py`). If the loss stood still,
 
-    U = b_k − A_k θ_O,   Cov U = J_k + A_k V_O A_k,   J = Σ w² s sᵀ over episodes,
+    U = b − A θ_O   has mean zero and   Cov U = J + A V_O A.
 
-has mean zero, V_O being the covariance of θ_O (see `fit.py`). The shared points make U smaller than this, and
-(w_m − w_k)² ≤ w_m² − w_k² makes J_m − J_k at least the J of O, so the test is cautious. The statistic
-
-    T = Uᵀ (A_k + λP)⁻¹ U
-
-is the energy of the correction that the newer data would make to the older fit. Its law is that of Σ λ_j z_j², λ the
-eigenvalues of Cov U in the metric of the statistic; its first three cumulants are traces, and the χ² with these
-cumulants (Hall 1983; Buckley & Eagleson 1988) gives the p-value.
+The statistic T = Uᵀ (A + λP)⁻¹ U is the energy of the correction that the newer data would make to the older fit. Its
+law is that of Σ λ_j z_j², λ the eigenvalues of Cov U in the metric of the statistic; its first three cumulants are
+traces, and the χ² with these cumulants (Hall 1983; Buckley & Eagleson 1988) gives the p-value.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import gammaincc
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from .._base.types import Scalar
 from .equations import Equations, Mesh
-from .fit import Tuning, covariance, mixed, sandwich, solve
+from .fit import Tuning, covariance, first_of_least, mixed, sandwich, solve
 
-LEAST_ROWS = 8.0  # of older data, below which there is nothing to test against
+LEAST_ROWS = 8.0  # on either side, below which there is nothing to test
 
 
 def p_value(
     mesh: Mesh,
     tuning: Tuning,
     newer: Equations,
-    longer: Equations,
+    older: Equations,
     newer_scores: Float[Array, "powers p p"],
-    longer_scores: Float[Array, "powers p p"],
+    older_scores: Float[Array, "powers p p"],
 ) -> Scalar:
     """The probability of a disagreement at least this large if the loss stood still."""
-    older = Equations(*(a - b for a, b in zip(longer, newer, strict=True)))
     reference = solve(mesh, older, tuning)
-    spread = covariance(mesh, tuning, reference, longer_scores - newer_scores)
+    spread = covariance(mesh, tuning, reference, older_scores)
     A, b = mixed(newer.gram, tuning.ratio), mixed(newer.right, tuning.ratio)
     score = b - A @ reference.theta
     noise = mixed(newer_scores, tuning.ratio) + sandwich(A, spread)
@@ -46,8 +41,8 @@ def p_value(
     statistic = score @ cho_solve((factor, True), score)
     half = solve_triangular(factor, noise, lower=True)
     K = solve_triangular(factor, half.T, lower=True)
-    enough = jnp.sum(older.rows) >= LEAST_ROWS
-    return jnp.where(enough & (jnp.sum(newer.rows) > 0), tail((K + K.T) / 2, statistic), 1)
+    enough = (jnp.sum(older.rows) >= LEAST_ROWS) & (jnp.sum(newer.rows) >= LEAST_ROWS)
+    return jnp.where(enough, tail((K + K.T) / 2, statistic), 1)
 
 
 def tail(K: Float[Array, "p p"], statistic: Scalar) -> Scalar:
@@ -63,12 +58,13 @@ def tail(K: Float[Array, "p p"], statistic: Scalar) -> Scalar:
     return jnp.where(is_sound, found, 1).astype(K.dtype)
 
 
-def levels(false_alarm: float, pairs: int) -> Float[Array, " pairs"]:
-    """What each test may spend of the rate of false alarms, most of it where one costs least: on the longest memory."""
-    shares = 2.0 ** jnp.arange(pairs, dtype=jnp.float64)
-    return false_alarm * shares / jnp.sum(shares)
+def levels(false_alarm: float, cuts: int) -> Float[Array, " cuts"]:
+    """What each test may spend of the rate of false alarms, most of it where one costs least: on the oldest cut."""
+    shares = 2.0 ** np.arange(cuts)
+    return jnp.asarray(false_alarm * shares / np.sum(shares), jnp.float64)
 
 
-def longest_agreeing(p_values: Float[Array, " pairs"], level: Float[Array, " pairs"]) -> Array:
-    """The number of the longest memory such that it and every shorter one agree with the next shorter."""
-    return jnp.sum(jnp.cumprod((p_values >= level).astype(jnp.int32)))
+def keep(p_values: Float[Array, " cuts"], level: Float[Array, " cuts"]) -> Int[Array, ""]:
+    """How many groups to keep, from the newest on: all, or those before the cut with the clearest evidence."""
+    evidence = p_values / level
+    return jnp.where(jnp.all(evidence >= 1), p_values.shape[0], first_of_least(evidence)).astype(jnp.int32) + 1

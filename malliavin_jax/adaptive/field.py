@@ -1,54 +1,42 @@
 """A gradient field that keeps learning: sums that forget, a test that chooses how much, a fit that is always there."""
 
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from .._base.checks import check_count, check_shape, is_concrete
 from .._base.types import Key, Scalar, Vector
-from ..estimate.ratio import TRUSTED_FROM, Estimate
-from ..fitting.spline_sums import Totals
+from ..estimate.ratio import Estimate
 from ..recovery.integration import axes_of
 from ..recovery.loss import Loss
 from ..samples.samples import Samples
-from .equations import Batch, Equations, Mesh, batch_of, empty_totals, equations, squared_scores, totals_of
-from .fit import Tuning, covariance, inflation, no_tuning, restricted_fit, solve
+from .change import keep, levels, p_value
+from .equations import Batch, Mesh, batch_of, equations, squared_scores, totals_of
+from .fit import Tuning, covariance, inflation, restricted_fit
+from .groups import CAPACITY, Sums, no_groups, parted, with_newest
 from .reading import Reading, estimate_at, loss_on, no_reading, read
-from .change import levels, longest_agreeing, p_value
 
-MEMORIES = (1, 4, 16, 64, math.inf)  # updates that each set of sums remembers
 _INTERVALS = {1: 48, 2: 10}
-
-
-class Sums(NamedTuple):
-    """What is remembered, once for each memory: sums over points, squared scores, and the sums of weights."""
-
-    totals: Totals
-    scores: Float[Array, "memories powers p p"]  # Σ w² s sᵀ
-    episodes: Float[Array, " memories"]  # Σ w over episodes
-    squares: Float[Array, " memories"]  # Σ w² over episodes
-    updates: Float[Array, " memories"]  # Σ w over updates
 
 
 class AdaptiveField(eqx.Module):
     """The gradient of a loss that may change, from episodes that keep coming, in constant time and memory an update.
 
-    Each memory m is a set of sums over all points so far, S_m ← ρ_m S_m + S_new with ρ_m = 1 − 1/m: the newest update
-    alone, the latest 4, 16, 64, and everything. A penalised spline L_θ (degree 5, smoothing by restricted likelihood)
-    is fitted to the longest memory whose older part still agrees with its newer part. Where a memory does not agree, it
-    and all longer ones start again from the next shorter one, and a change is reported: after a jump the field
-    knows what came since, and while the loss drifts it remembers as much as the drift permits.
+    Sums over the points seen (the normal equations of a penalised spline L_θ of degree 5) are kept in five groups: the
+    newest update, up to 4 before it, up to 16 before these, up to 64, and all the rest. A full group is poured into the
+    next. At each update, every cut between groups is tested: do the older data agree with the newer? Where they do
+    not, what is older than the clearest cut is dropped, and a change is reported. So while the loss stands still
+    everything is remembered; after a jump, what came since; while it drifts, as much as the drift lets pass.
 
-    Standard errors are those of a sandwich whose filling forgets with ρ² (see `adaptive/fit.py`), so they know the
-    dependence within episodes, noise of unequal size, the smoothing, and how much has been forgotten. They do not know a
-    drift that is still too small to be seen.
+    The spline is fitted to all that is remembered, its smoothing chosen by restricted likelihood. Standard errors are
+    those of a sandwich (see `adaptive/fit.py`): they know the dependence within episodes, noise of unequal size, the
+    smoothing, and how much has been forgotten. They do not know a drift that is still too small to be seen.
 
     Sums and fits are in float64 on the device, whatever the dtype of the samples. Nothing is changed in place: an
     update returns a new field, inside `jit`, `vmap` and `lax.scan` too.
@@ -60,15 +48,16 @@ class AdaptiveField(eqx.Module):
             d = 2. Structure of the loss finer than three or so cells is not resolved.
         forgetting: "auto", as above; or a number ρ in [0, 1], the factor by which an update discounts what was
             before: 1 never forgets, 0 keeps the newest update alone. Then nothing is tested.
-        false_alarm: the chance that an update finds a change while the loss stands still, at most.
+        false_alarm: the chance that an update finds a change while the loss stands still. It rests on the central limit
+            theorem for the newest update, which wants some fifty episodes.
         hessians: whether Hessians are fitted too. Without them the gradients alone are enough.
 
     Attributes:
         updates: how many updates were made.
         refused: episodes left out because they held a number that is not finite.
         changes: how many changes were found.
-        changed_at: the number of the update from which on the data are remembered; 0 before any change.
-        p_values: of the tests of the memories of 4, 16, 64 and all updates, each against the next shorter one.
+        changed_at: the number of the first update that was remembered after the latest change; 0 before any.
+        p_values: of the latest test at each cut, from the newest on; 1 where there is nothing on one side.
 
     Raises:
         ValueError: if the box is empty or not of one or two dimensions, or a number is out of its range; on an update,
@@ -96,8 +85,8 @@ class AdaptiveField(eqx.Module):
     refused: Int[Array, ""]
     changes: Int[Array, ""]
     changed_at: Int[Array, ""]
-    p_values: Float[Array, " pairs"]
-    forgetting: tuple[float, ...] = eqx.field(static=True)
+    p_values: Float[Array, " cuts"]
+    forgetting: float | None = eqx.field(static=True)
     false_alarm: float = eqx.field(static=True)
 
     def __init__(
@@ -110,15 +99,16 @@ class AdaptiveField(eqx.Module):
         false_alarm: float = 0.005,
         hessians: bool = True,
     ):
-        self.forgetting = _factors(forgetting)
+        self.forgetting = _factor(forgetting)
         self.false_alarm = float(false_alarm)
         if not 0 < self.false_alarm < 1:
             raise ValueError(f"false_alarm must be between 0 and 1, got {false_alarm}")
         with jax.enable_x64(True):
             self.mesh = _mesh(low, high, intervals, hessians)
-            self.sums = _no_sums(self.mesh, len(self.forgetting))
+            groups = len(CAPACITY) + 1 if self.forgetting is None else 1
+            self.sums = no_groups(self.mesh, groups)
             self.reading = no_reading(self.mesh)
-            self.p_values = jnp.ones(len(self.forgetting) - 1, jnp.float64)
+            self.p_values = jnp.ones(groups - 1, jnp.float64)
         self.updates, self.refused, self.changes, self.changed_at = (jnp.zeros((), jnp.int32) for _ in range(4))
 
     @property
@@ -159,44 +149,45 @@ class AdaptiveField(eqx.Module):
             return eqx.tree_at(lambda f: f.refused, kept, self.refused + batch.refused.astype(jnp.int32))
 
     def _learned(self, batch: Batch) -> "AdaptiveField":
-        mesh, old = self.mesh, self.reading.tuning
-        totals = totals_of(mesh, batch)
-        newest = equations(mesh, totals)
-        tuning = lax.cond(self.updates == 0, lambda: restricted_fit(mesh, newest)[0], lambda: old)
-        own = solve(mesh, newest, tuning)
-        # At its own fit the scores of an update are noise alone, even when the loss has just changed.
-        scores = inflation(newest, tuning, own) * squared_scores(mesh, batch, own.theta)
-        sums = _added(self.sums, self.forgetting, totals, scores, jnp.sum(batch.sound).astype(jnp.float64))
-        sums, p_values, changed = self._tested(sums, tuning)
-        kept_since = self.updates + 1 - jnp.round(sums.updates[-1]).astype(jnp.int32)
-        # Memories from the chosen one on are now the same: the last is the chosen one.
-        last = jax.tree.map(lambda leaf: leaf[-1], sums)
-        tuning, solved = restricted_fit(mesh, equations(mesh, last.totals))
-        V = covariance(mesh, tuning, solved, last.scores)
+        mesh, before = self.mesh, self.reading
+        newest = totals_of(mesh, batch)
+        episodes = jnp.sum(batch.sound).astype(jnp.float64)
+        # Scores at the fit so far: an own fit of so few points would leave too little of them.
+        scores = squared_scores(mesh, batch, before.theta)
+        sums = with_newest(self.sums, self.forgetting, newest, scores, episodes)
+        kept, p_values = self._kept(sums, before.tuning)
+        changed = kept < len(sums.updates)
+        sums = parted(sums, kept)[0]
+        whole = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), sums)
+        found = equations(mesh, whole.totals)
+        tuning, solved = restricted_fit(mesh, found)
+        # And again at the fit that is reported, which, after a change, is far from the one before.
+        final = inflation(found, tuning, solved) * squared_scores(mesh, batch, solved.theta)
+        V = covariance(mesh, tuning, solved, whole.scores - scores + final)
+        sums = sums._replace(scores=sums.scores.at[0].add(final - scores))
+        since = self.updates + 1 - jnp.round(whole.updates).astype(jnp.int32)
         return eqx.tree_at(
             lambda f: (f.sums, f.reading, f.updates, f.changes, f.changed_at, f.p_values),
             self,
             (
-                sums, read(mesh, tuning, solved.theta, V, last), self.updates + 1,
-                self.changes + changed.astype(jnp.int32), jnp.where(changed, kept_since, self.changed_at), p_values,
+                sums, read(mesh, tuning, solved.theta, V, whole), self.updates + 1,
+                self.changes + changed.astype(jnp.int32), jnp.where(changed, since, self.changed_at), p_values,
             ),
         )  # fmt: skip
 
-    def _tested(self, sums: Sums, tuning: Tuning) -> tuple[Sums, Float[Array, " pairs"], Bool[Array, ""]]:
-        """The sums with every memory that no longer holds started again; the tests; whether there was one."""
-        count = len(self.forgetting)
-        if count == 1:
-            return sums, self.p_values, jnp.asarray(False)
-        found = jax.vmap(lambda totals: equations(self.mesh, totals))(sums.totals)
+    def _kept(self, sums: Sums, tuning: Tuning) -> tuple[Int[Array, ""], Float[Array, " cuts"]]:
+        """How many groups still agree, from the newest on, and the p-value at each cut."""
+        cuts = len(sums.updates) - 1
+        if cuts == 0:
+            return jnp.ones((), jnp.int32), self.p_values
 
-        def of_pair(k: Array) -> Scalar:
-            newer, longer = (Equations(*(leaf[k + step] for leaf in found)) for step in (0, 1))
-            return p_value(self.mesh, tuning, newer, longer, sums.scores[k], sums.scores[k + 1])
+        def at(cut: Array) -> Scalar:
+            newer, older = (jax.tree.map(lambda leaf: jnp.sum(leaf, 0), side) for side in parted(sums, cut + 1))
+            sides = (equations(self.mesh, side.totals) for side in (newer, older))
+            return p_value(self.mesh, tuning, *sides, newer.scores, older.scores)
 
-        p_values = lax.map(of_pair, jnp.arange(count - 1))
-        chosen = longest_agreeing(p_values, levels(self.false_alarm, count - 1))
-        source = jnp.minimum(jnp.arange(count), chosen)
-        return jax.tree.map(lambda leaf: leaf[source], sums), p_values, chosen < count - 1
+        p_values = lax.map(at, jnp.arange(cuts))
+        return keep(p_values, levels(self.false_alarm, cuts)), p_values
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
         check_shape("alpha", alpha, (self.mesh.dim,))
@@ -225,15 +216,13 @@ class AdaptiveField(eqx.Module):
         return Loss(axes[0] if len(axes) == 1 else axes, value, stderr)
 
 
-def _factors(forgetting: Any) -> tuple[float, ...]:
-    """ρ of each memory."""
-    if isinstance(forgetting, str):
-        if forgetting != "auto":
-            raise ValueError(f'forgetting must be "auto" or a number from 0 to 1, got {forgetting!r}')
-        return tuple(1 - 1 / m for m in MEMORIES)
-    if not is_concrete(forgetting) or not 0 <= float(forgetting) <= 1:
-        raise ValueError(f'forgetting must be "auto" or a number from 0 to 1, got {forgetting}')
-    return (float(forgetting),)
+def _factor(forgetting: Any) -> float | None:
+    """ρ, or None where the data choose."""
+    if isinstance(forgetting, str) and forgetting == "auto":
+        return None
+    if isinstance(forgetting, str) or not is_concrete(forgetting) or not 0 <= float(forgetting) <= 1:
+        raise ValueError(f'forgetting must be "auto" or a number from 0 to 1, got {forgetting!r}')
+    return float(forgetting)
 
 
 def _mesh(low: Any, high: Any, intervals: Any, hessians: bool) -> Mesh:
@@ -248,28 +237,3 @@ def _mesh(low: Any, high: Any, intervals: Any, hessians: bool) -> Mesh:
     check_shape("intervals", cells, (d,))
     cells = tuple(check_count("intervals", n, 4) for n in cells)
     return Mesh(jnp.asarray(ends[0]), jnp.asarray(ends[1]), cells, bool(hessians))
-
-
-def _no_sums(mesh: Mesh, memories: int) -> Sums:
-    totals = empty_totals(mesh).totals
-    one = Sums(
-        totals, jnp.zeros((3 if mesh.hessians else 1, mesh.size, mesh.size), jnp.float64),
-        *(jnp.zeros((), jnp.float64) for _ in range(3)),
-    )  # fmt: skip
-    return jax.tree.map(lambda leaf: jnp.stack([leaf] * memories), one)
-
-
-def _added(old: Sums, forgetting: tuple[float, ...], totals: Totals, scores: Array, episodes: Scalar) -> Sums:
-    """Every memory with the newest update in it, and the rest discounted."""
-    rho = jnp.asarray(forgetting, jnp.float64)
-
-    def discounted(before: Array, new: Array, factor: Array) -> Array:
-        return factor.reshape(-1, *(1,) * new.ndim) * before + new[None]
-
-    return Sums(
-        jax.tree.map(lambda before, new: discounted(before, new, rho), old.totals, totals),
-        discounted(old.scores, scores, rho**2),
-        discounted(old.episodes, episodes, rho),
-        discounted(old.squares, episodes, rho**2),
-        discounted(old.updates, jnp.ones((), jnp.float64), rho),
-    )
