@@ -81,6 +81,11 @@ class Mesh(eqx.Module):
         local = np.indices((SUPPORT,) * self.dim).reshape(self.dim, -1)
         return np.asarray(np.ravel_multi_index(tuple(cells[:, :, None] + local[:, None, :]), self.shape))
 
+    @staticmethod
+    def number(places: tuple[Int[Array, ""], ...], shape: tuple[int, ...]) -> Int[Array, ""]:
+        """The number of a place in an array of that shape, the last axis running fastest."""
+        return functools.reduce(lambda total, pair: total * pair[1] + pair[0], zip(places, shape, strict=True), 0)  # type: ignore[return-value]
+
     def derivatives(self, x: Float[Array, " d"], most: int) -> tuple[tuple[Array, ...], list[Float[Array, "orders 6"]]]:
         """The cell of x along each axis, and there the derivatives of the six B-splines, in units of the wide box."""
         t = (x - self.low) / (self.high - self.low)
@@ -112,8 +117,10 @@ def units(mesh: Mesh, order: int) -> Float[Array, " rows"]:
     return jnp.stack([functools.reduce(jnp.multiply, [mesh.unit[i] for i in each]) for each in axes])
 
 
-def empty_totals(mesh: Mesh) -> SplineSums:
-    return no_sums(np.zeros(mesh.dim), np.ones(mesh.dim), mesh.intervals)
+def no_equations(mesh: Mesh) -> Equations:
+    """The equations of no points."""
+    kinds, p = 2 if mesh.hessians else 1, mesh.size
+    return Equations(*(jnp.zeros(shape, jnp.float64) for shape in ((kinds, p, p), (kinds, p), (kinds,), (kinds,))))
 
 
 def batch_of(mesh: Mesh, samples: Samples) -> Batch:
@@ -130,7 +137,7 @@ def batch_of(mesh: Mesh, samples: Samples) -> Batch:
         return jnp.where(used.reshape(*used.shape, *(1,) * (array.ndim - 2)), array, 0).astype(jnp.float64)
 
     x = clean(samples.x)
-    inside = jnp.all((x >= mesh.low) & (x <= mesh.high), -1)
+    inside = jnp.all((x >= mesh.low[None, None]) & (x <= mesh.high[None, None]), -1)
     return Batch(
         x, clean(samples.gradient), None if hessian is None else clean(hessian), used & inside, sound, jnp.sum(bad)
     )
@@ -139,7 +146,7 @@ def batch_of(mesh: Mesh, samples: Samples) -> Batch:
 def totals_of(mesh: Mesh, batch: Batch) -> Totals:
     """The sums over the points that count."""
     d, n = mesh.dim, batch.counts.size
-    empty = empty_totals(mesh)
+    empty = no_sums(np.zeros(d), np.ones(d), mesh.intervals)
     sums = SplineSums(mesh.low, mesh.high, empty.totals, mesh.intervals)
     hessian = None if batch.hessian is None else batch.hessian.reshape(n, d, d)
     weights = batch.counts.reshape(n).astype(jnp.float64)
@@ -199,11 +206,11 @@ def squared_scores(
     """
     episodes, times, d = batch.x.shape
     most = 2 if mesh.hessians else 1
+    first = jnp.asarray(mesh.touched()[0], jnp.int32)
 
     def at(x: Array, y: list[Array], counts: Array) -> tuple[Array, Array]:
         cells, tables = mesh.derivatives(x, most)
-        local = jnp.indices((SUPPORT,) * d).reshape(d, -1)
-        index = jnp.ravel_multi_index(tuple(cell + local[i] for i, cell in enumerate(cells)), mesh.shape, mode="clip")
+        index = mesh.number(cells, mesh.shape) + first
         found = []
         for order, observed in enumerate(y, 1):
             F = mesh.rows(tables, order)

@@ -19,7 +19,7 @@ from ..samples.samples import Samples
 from .change import keep, levels, p_value
 from .equations import Batch, Mesh, batch_of, equations, squared_scores, totals_of
 from .fit import Tuning, covariance, inflation, restricted_fit
-from .groups import CAPACITY, Sums, no_groups, parted, with_newest
+from .groups import CAPACITY, Sums, newest_of, no_groups, parted, with_newest
 from .reading import Reading, estimate_at, loss_on, no_reading, read
 
 _INTERVALS = {1: 48, 2: 10}
@@ -150,19 +150,19 @@ class AdaptiveField(eqx.Module):
 
     def _learned(self, batch: Batch) -> "AdaptiveField":
         mesh, before = self.mesh, self.reading
-        newest = totals_of(mesh, batch)
-        episodes = jnp.sum(batch.sound).astype(jnp.float64)
+        totals = totals_of(mesh, batch)
         # Scores at the fit so far: an own fit of so few points would leave too little of them.
         scores = squared_scores(mesh, batch, before.theta)
-        sums = with_newest(self.sums, self.forgetting, newest, scores, episodes)
+        episodes = jnp.sum(batch.sound).astype(jnp.float64)
+        newest = newest_of(equations(mesh, totals), totals.moments[:, 0], scores, episodes)
+        sums = with_newest(self.sums, self.forgetting, newest)
         kept, p_values = self._kept(sums, before.tuning)
         changed = kept < len(sums.updates)
         sums = parted(sums, kept)[0]
         whole = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), sums)
-        found = equations(mesh, whole.totals)
-        tuning, solved = restricted_fit(mesh, found)
+        tuning, solved = restricted_fit(mesh, whole.equations)
         # And again at the fit that is reported, which, after a change, is far from the one before.
-        final = inflation(found, tuning, solved) * squared_scores(mesh, batch, solved.theta)
+        final = inflation(whole.equations, tuning, solved) * squared_scores(mesh, batch, solved.theta)
         V = covariance(mesh, tuning, solved, whole.scores - scores + final)
         sums = sums._replace(scores=sums.scores.at[0].add(final - scores))
         since = self.updates + 1 - jnp.round(whole.updates).astype(jnp.int32)
@@ -183,10 +183,9 @@ class AdaptiveField(eqx.Module):
 
         def at(cut: Array) -> Scalar:
             newer, older = (jax.tree.map(lambda leaf: jnp.sum(leaf, 0), side) for side in parted(sums, cut + 1))
-            sides = (equations(self.mesh, side.totals) for side in (newer, older))
-            return p_value(self.mesh, tuning, *sides, newer.scores, older.scores)
+            return p_value(self.mesh, tuning, newer.equations, older.equations, newer.scores, older.scores)
 
-        p_values = lax.map(at, jnp.arange(cuts))
+        p_values = lax.map(at, jnp.arange(cuts, dtype=jnp.int32))
         return keep(p_values, levels(self.false_alarm, cuts)), p_values
 
     def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:

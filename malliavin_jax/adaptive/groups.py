@@ -12,16 +12,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from .._base.types import Scalar
-from ..fitting.spline_sums import Totals
-from .equations import Mesh, empty_totals
+from .equations import Equations, Mesh, no_equations
 
 CAPACITY = (1, 4, 16, 64)  # updates in each group, from the newest on; one more group takes all that is older
 
 
 class Sums(NamedTuple):
-    """Sums over points, squared scores, and sums of weights; with an axis of groups in front, those of each."""
+    """Normal equations, squared scores, and sums of weights; with an axis of groups in front, those of each."""
 
-    totals: Totals
+    equations: Equations
+    points: Float[Array, "*groups cells"]  # Σ w over points, cell by cell
     scores: Float[Array, "*groups powers p p"]  # Σ w² s sᵀ
     episodes: Float[Array, "*groups"]  # Σ w over episodes
     squares: Float[Array, "*groups"]  # Σ w² over episodes
@@ -31,17 +31,22 @@ class Sums(NamedTuple):
 def no_groups(mesh: Mesh, groups: int) -> Sums:
     """Groups of nothing."""
     scores = jnp.zeros((3 if mesh.hessians else 1, mesh.size, mesh.size), jnp.float64)
-    one = Sums(empty_totals(mesh).totals, scores, *(jnp.zeros((), jnp.float64) for _ in range(3)))
+    points = jnp.zeros(len(mesh.touched()), jnp.float64)
+    one = Sums(no_equations(mesh), points, scores, *(jnp.zeros((), jnp.float64) for _ in range(3)))
     return jax.tree.map(lambda leaf: jnp.stack([leaf] * groups), one)
 
 
-def with_newest(old: Sums, forgetting: float | None, totals: Totals, scores: Array, episodes: Scalar) -> Sums:
+def newest_of(found: Equations, points: Array, scores: Array, episodes: Scalar) -> Sums:
+    """The sums of one update."""
+    return Sums(found, points, scores, episodes, episodes, jnp.ones((), jnp.float64))
+
+
+def with_newest(old: Sums, forgetting: float | None, new: Sums) -> Sums:
     """The groups with one more update; or, where `forgetting` is a number, the one group discounted by it."""
-    new = Sums(totals, scores, episodes, episodes, jnp.ones((), jnp.float64))
     if forgetting is not None:
-        squared = forgetting**2  # of what is a sum of squared weights
-        factors = Sums(jax.tree.map(lambda _: forgetting, totals), squared, forgetting, squared, forgetting)  # type: ignore[arg-type]
-        return jax.tree.map(lambda before, factor, now: factor * before + now[None], old, factors, new)
+        once = jax.tree.map(lambda before, now: forgetting * before + now[None], old, new)
+        twice = jax.tree.map(lambda before, now: forgetting**2 * before + now[None], old, new)
+        return once._replace(scores=twice.scores, squares=twice.squares)
     groups = len(CAPACITY) + 1
     number = jnp.arange(groups)
     is_full = old.updates >= jnp.asarray((*CAPACITY, jnp.inf), jnp.float64)
@@ -58,7 +63,7 @@ def parted(sums: Sums, groups: Int[Array, ""]) -> tuple[Sums, Sums]:
     """The newest so many groups, and the others; zero where they are not."""
 
     def part(leaf: Array, is_newer: bool) -> Array:
-        chosen = (jnp.arange(leaf.shape[0]) < groups) == is_newer
+        chosen = (jnp.arange(leaf.shape[0], dtype=groups.dtype) < groups) == is_newer
         return jnp.where(chosen.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
 
     return jax.tree.map(lambda leaf: part(leaf, True), sums), jax.tree.map(lambda leaf: part(leaf, False), sums)

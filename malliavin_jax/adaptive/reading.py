@@ -14,6 +14,9 @@ from ..fitting.bsplines import SUPPORT
 from .equations import Mesh, units
 from .fit import Tuning, first_of_least, no_tuning
 
+_REACH = 2  # cells on each side that speak for a cell: a B-spline is six wide
+_SOME = 0.5  # episodes of equal weight, from which on a cell is not empty
+
 
 class Reading(NamedTuple):
     """The fit, as queries see it."""
@@ -24,7 +27,7 @@ class Reading(NamedTuple):
     density: Float[Array, " cells"]  # of the points, in 1/(units of x)^d
     near: Float[Array, " cells"]  # episodes of equal weight in a cell
     firm: Bool[Array, " cells"]  # whether a cell and those around it hold enough of them
-    low: Vector  # the box of the firm cells
+    low: Vector  # the box of the cells with any data in them
     high: Vector
     episodes: Scalar  # of equal weight, in all
     updates: Scalar
@@ -42,8 +45,8 @@ def no_reading(mesh: Mesh) -> Reading:
 
 def read(mesh: Mesh, tuning: Tuning, theta: Array, V: Array, sums: Any) -> Reading:
     """The fit to one memory, with where its points are."""
-    counts = sums.totals.moments[:, 0]
-    points = jnp.maximum(sums.totals.points, jnp.finfo(counts.dtype).tiny)
+    counts = sums.points
+    points = jnp.maximum(jnp.sum(counts), jnp.finfo(counts.dtype).tiny)
     volume = jnp.prod((mesh.high - mesh.low) / jnp.asarray(mesh.intervals, counts.dtype))
     equal = sums.episodes**2 / jnp.maximum(sums.squares, jnp.finfo(counts.dtype).tiny)
     # Points of one episode may be near each other: as many of them as an episode has count for one.
@@ -52,21 +55,22 @@ def read(mesh: Mesh, tuning: Tuning, theta: Array, V: Array, sums: Any) -> Readi
     for axis in range(mesh.dim):
         around = _with_neighbours(around, axis)
     firm = around >= TRUSTED_FROM**2  # a count that is three of its standard errors above zero
-    low, high = _box(mesh, firm)
+    low, high = _box(mesh, near.reshape(mesh.intervals) >= _SOME)
     return Reading(theta, V, tuning, counts / points / volume, near, firm.ravel(), low, high, equal, sums.updates)
 
 
 def _with_neighbours(array: Array, axis: int) -> Array:
     moved = jnp.moveaxis(array, axis, 0)
-    padded = jnp.pad(moved, [(1, 1)] + [(0, 0)] * (moved.ndim - 1))
-    return jnp.moveaxis(padded[:-2] + padded[1:-1] + padded[2:], 0, axis)
+    padded = jnp.pad(moved, [(_REACH, _REACH)] + [(0, 0)] * (moved.ndim - 1))
+    shifted = [padded[k : k + len(moved)] for k in range(2 * _REACH + 1)]
+    return jnp.moveaxis(functools.reduce(jnp.add, shifted), 0, axis)
 
 
-def _box(mesh: Mesh, firm: Bool[Array, "..."]) -> tuple[Vector, Vector]:
-    """The smallest box of cells around the firm ones; all of the mesh where there is none."""
+def _box(mesh: Mesh, seen: Bool[Array, "..."]) -> tuple[Vector, Vector]:
+    """The smallest box of cells around those where something was seen; all of the mesh where nothing was."""
     low, high = [], []
     for axis, n in enumerate(mesh.intervals):
-        along = jnp.any(firm, tuple(i for i in range(mesh.dim) if i != axis))
+        along = jnp.any(seen, tuple(i for i in range(mesh.dim) if i != axis))
         along = along | ~jnp.any(along)
         number = jnp.arange(n, dtype=mesh.low.dtype)
         width = (mesh.high[axis] - mesh.low[axis]) / n
@@ -76,15 +80,17 @@ def _box(mesh: Mesh, firm: Bool[Array, "..."]) -> tuple[Vector, Vector]:
 
 
 def estimate_at(mesh: Mesh, reading: Reading, alpha: Vector) -> Estimate:
-    """The gradient of the fit inside the box of the data, held by a spring beyond it."""
+    """The gradient of the fit inside the box of the data; beyond it goes on with its slope, or that of a spring."""
     dtype, place = alpha.dtype, alpha.astype(jnp.float64)
     nearest = jnp.clip(place, reading.low, reading.high)
-    cells, tables = mesh.derivatives(nearest, 1)
+    cells, tables = mesh.derivatives(nearest, 2)
     F = mesh.rows(tables, 1) / units(mesh, 1)[:, None]
     theta = lax.dynamic_slice(reading.theta.reshape(mesh.shape), cells, (SUPPORT,) * mesh.dim).ravel()
     whole = reading.covariance.reshape(*mesh.shape, *mesh.shape)
     V = lax.dynamic_slice(whole, (*cells, *cells), (SUPPORT,) * (2 * mesh.dim)).reshape(len(theta), -1)
-    value = F @ theta + 4 / (reading.high - reading.low) ** 2 * (place - nearest)
+    bends = jnp.stack([mesh.rows(tables, 2)[_diagonal(mesh.dim, i)] for i in range(mesh.dim)]) @ theta
+    stiffness = jnp.maximum(bends / mesh.unit**2, 4 / (reading.high - reading.low) ** 2)
+    value = F @ theta + stiffness * (place - nearest)
     variance = jnp.maximum(jnp.sum((F @ V) * F, 1), 0)
     rounding = jnp.finfo(dtype).eps * jnp.abs(value)
     stderr = jnp.sqrt(variance + rounding**2)
@@ -101,10 +107,15 @@ def estimate_at(mesh: Mesh, reading: Reading, alpha: Vector) -> Estimate:
     )
 
 
+def _diagonal(d: int, i: int) -> int:
+    """The number of ∂_i∂_i among the second derivatives ∂_i∂_j with i ≤ j."""
+    return sum(d - k for k in range(i))
+
+
 def _cell(mesh: Mesh, reading: Reading, place: Vector) -> tuple[Array, Flag]:
     """The number of the cell of a place, and whether there are data around it."""
     cells, _ = mesh.derivatives(place, 0)
-    number = jnp.ravel_multi_index(cells, mesh.intervals, mode="clip")
+    number = mesh.number(cells, mesh.intervals)
     inside = jnp.all((place >= mesh.low) & (place <= mesh.high))
     return number, inside & reading.firm[number]
 

@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
     "_base", "fitting", "potentials", "learner", "weights", "samples", "estimate", "kernel", "models", "fields",
     "chain",
-    "recovery", "recording", "streaming", "diagnostics", "distributed", "io", "plots", "wiener", "cli",
+    "recovery", "adaptive", "recording", "streaming", "diagnostics", "distributed", "io", "plots", "wiener", "cli",
 )  # fmt: skip
 RANK = {room: rank for rank, room in enumerate(ROOMS)}
 LAST = {"diagnostics", "distributed", "io", "plots", "wiener", "cli"}  # nothing imports these, except that cli may
