@@ -1,7 +1,7 @@
 """The normal equations of a spline's fit on the device, and the scores of episodes, for use inside `jit` and `scan`.
 
-The sums are those of `fitting/spline_sums.py`; the units (a box four wide along each axis) and the unknowns are those of
-`fitting/spline_equations.py`. What is different is where: matrices here are dense, on the device, in float64 whatever
+The sums are those of `fitting/spline_sums.py`; the units (a box four wide along each axis) and the unknowns are those
+of `fitting/spline_equations.py`. What is different is where: matrices here are dense, on the device, in float64 whatever
 the dtype of the data, because a second derivative is a difference of coefficients over the square of a small width.
 """
 
@@ -196,15 +196,13 @@ def _right(columns: Array, orders: list[int]) -> Float[Array, "cells local"]:
     return block.reshape(block.shape[0], -1)
 
 
-def squared_scores(
-    mesh: Mesh, batch: Batch, theta: Float[Array, " p"]
-) -> Float[Array, "powers p p"]:
+def squared_scores(mesh: Mesh, batch: Batch, theta: Float[Array, " p"]) -> Float[Array, "powers p p"]:
     """Σ over episodes of s sᵀ, s = s_g + κ s_H, as the coefficients of 1, κ, κ² (of 1 alone without Hessians).
 
     An episode's s_g is Σ over its times of Fᵀ(y − Fθ), F the derivatives of the basis that go with its gradients y; s_H
     is the same of its Hessians. κ, the weight of a Hessian against a gradient, may change from fit to fit.
     """
-    episodes, times, d = batch.x.shape
+    episodes, _, d = batch.x.shape
     most = 2 if mesh.hessians else 1
     first = jnp.asarray(mesh.touched()[0], jnp.int32)
 

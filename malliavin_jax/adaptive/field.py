@@ -86,7 +86,7 @@ class AdaptiveField(eqx.Module):
     changes: Int[Array, ""]
     changed_at: Int[Array, ""]
     p_values: Float[Array, " cuts"]
-    forgetting: float | None = eqx.field(static=True)
+    forgetting: Scalar | None  # ρ; None where the data choose
     false_alarm: float = eqx.field(static=True)
 
     def __init__(
@@ -99,13 +99,14 @@ class AdaptiveField(eqx.Module):
         false_alarm: float = 0.005,
         hessians: bool = True,
     ):
-        self.forgetting = _factor(forgetting)
+        factor = _factor(forgetting)
         self.false_alarm = float(false_alarm)
         if not 0 < self.false_alarm < 1:
             raise ValueError(f"false_alarm must be between 0 and 1, got {false_alarm}")
         with jax.enable_x64(True):
             self.mesh = _mesh(low, high, intervals, hessians)
-            groups = len(CAPACITY) + 1 if self.forgetting is None else 1
+            self.forgetting = None if factor is None else jnp.asarray(factor, jnp.float64)
+            groups = len(CAPACITY) + 1 if factor is None else 1
             self.sums = no_groups(self.mesh, groups)
             self.reading = no_reading(self.mesh)
             self.p_values = jnp.ones(groups - 1, jnp.float64)
@@ -227,7 +228,9 @@ def _factor(forgetting: Any) -> float | None:
 def _mesh(low: Any, high: Any, intervals: Any, hessians: bool) -> Mesh:
     ends = [np.atleast_1d(np.asarray(end, np.float64)) for end in (low, high)]
     if ends[0].shape != ends[1].shape or ends[0].shape not in ((1,), (2,)):
-        raise ValueError(f"low and high must be numbers or of shape (1,) or (2,), got {np.shape(low)}, {np.shape(high)}")
+        raise ValueError(
+            f"low and high must be numbers or of shape (1,) or (2,), got {np.shape(low)}, {np.shape(high)}"
+        )
     if not np.all(np.isfinite(ends)) or not np.all(ends[1] > ends[0]):
         raise ValueError(f"low must be below high along each axis, and both finite, got {low} and {high}")
     d = len(ends[0])

@@ -34,7 +34,7 @@ from .equations import Equations, Mesh
 _GRID = np.arange(-15.0, 15.1, 3.0)  # of log λ, around the one at which penalty and data weigh the same
 _ROUNDS = 3  # of λ and κ in turn
 _MOST = 1e3  # a Hessian counts for no more gradients than this: what is left of exact ones is misfit
-_EXACT = 1e-9  # data are not taken for more exact than this part of their squares
+EXACT = 1e-9  # data are not taken for more exact than this part of their squares
 _RIDGE = 16 * float(np.finfo(np.float64).eps)  # of the mean diagonal, for what neither data nor penalty sees
 
 
@@ -90,7 +90,7 @@ def restricted_fit(mesh: Mesh, eq: Equations) -> tuple[Tuning, Solved]:
         A, b, squares = (mixed(part, ratio) for part in (eq.gram, eq.right, eq.squares))
 
         def left(theta: Array) -> Scalar:
-            return jnp.maximum(squares - theta @ b, _EXACT * squares + jnp.finfo(A.dtype).tiny)
+            return jnp.maximum(squares - theta @ b, EXACT * squares + jnp.finfo(A.dtype).tiny)
 
         def criterion(place: Scalar) -> Scalar:
             theta, factor = _solve(A, b, jnp.exp(place) * P)
@@ -111,7 +111,7 @@ def restricted_fit(mesh: Mesh, eq: Equations) -> tuple[Tuning, Solved]:
         theta = at_ratio(ratio)[1].theta
         fitted = jnp.einsum("p,kpq,q->k", theta, eq.gram, theta, precision=lax.Precision.HIGHEST)
         left = eq.squares - 2 * eq.right @ theta + fitted
-        left = jnp.maximum(left, _EXACT * eq.squares + jnp.finfo(left.dtype).tiny) / jnp.maximum(eq.rows, 1)
+        left = jnp.maximum(left, EXACT * eq.squares + jnp.finfo(left.dtype).tiny) / jnp.maximum(eq.rows, 1)
         return jnp.minimum(left[0] / left[1], _MOST), None
 
     ratio, _ = lax.scan(again, jnp.ones((), eq.gram.dtype), None, length=_ROUNDS - 1)

@@ -41,7 +41,7 @@ def newest_of(found: Equations, points: Array, scores: Array, episodes: Scalar) 
     return Sums(found, points, scores, episodes, episodes, jnp.ones((), jnp.float64))
 
 
-def with_newest(old: Sums, forgetting: float | None, new: Sums) -> Sums:
+def with_newest(old: Sums, forgetting: Scalar | None, new: Sums) -> Sums:
     """The groups with one more update; or, where `forgetting` is a number, the one group discounted by it."""
     if forgetting is not None:
         once = jax.tree.map(lambda before, now: forgetting * before + now[None], old, new)

@@ -14,7 +14,7 @@ from ..fitting.bsplines import SUPPORT
 from .equations import Mesh, units
 from .fit import Tuning, first_of_least, no_tuning
 
-_REACH = 2  # cells on each side that speak for a cell: a B-spline is six wide
+_REACH = {1: 2, 2: 1}  # cells on each side that speak for a cell: a B-spline is six wide, a plane has more neighbours
 _SOME = 0.5  # episodes of equal weight, from which on a cell is not empty
 
 
@@ -61,8 +61,9 @@ def read(mesh: Mesh, tuning: Tuning, theta: Array, V: Array, sums: Any) -> Readi
 
 def _with_neighbours(array: Array, axis: int) -> Array:
     moved = jnp.moveaxis(array, axis, 0)
-    padded = jnp.pad(moved, [(_REACH, _REACH)] + [(0, 0)] * (moved.ndim - 1))
-    shifted = [padded[k : k + len(moved)] for k in range(2 * _REACH + 1)]
+    reach = _REACH[array.ndim]
+    padded = jnp.pad(moved, [(reach, reach)] + [(0, 0)] * (moved.ndim - 1))
+    shifted = [padded[k : k + len(moved)] for k in range(2 * reach + 1)]
     return jnp.moveaxis(functools.reduce(jnp.add, shifted), 0, axis)
 
 
@@ -92,7 +93,7 @@ def estimate_at(mesh: Mesh, reading: Reading, alpha: Vector) -> Estimate:
     stiffness = jnp.maximum(bends / mesh.unit**2, 4 / (reading.high - reading.low) ** 2)
     value = F @ theta + stiffness * (place - nearest)
     variance = jnp.maximum(jnp.sum((F @ V) * F, 1), 0)
-    rounding = jnp.finfo(dtype).eps * jnp.abs(value)
+    rounding = float(jnp.finfo(dtype).eps) * jnp.abs(value)
     stderr = jnp.sqrt(variance + rounding**2)
     cell, trusted = _cell(mesh, reading, place)
     inside = jnp.all((place >= mesh.low) & (place <= mesh.high))
@@ -127,7 +128,7 @@ def loss_on(mesh: Mesh, reading: Reading, axes: tuple[Array, ...]) -> tuple[Arra
 
     def row(x: Vector) -> tuple[Array, Flag]:
         cells, tables = mesh.derivatives(x, 0)
-        values = functools.reduce(lambda a, b: a[..., None] * b, [table[0] for table in tables])
+        values = functools.reduce(jnp.multiply.outer, [table[0] for table in tables])
         dense = lax.dynamic_update_slice(jnp.zeros(mesh.shape, x.dtype), values, cells)
         return dense.ravel(), _cell(mesh, reading, x)[1]
 
