@@ -271,7 +271,7 @@ def test_in_a_program_of_float32(samples):
     assert found.value.dtype == jnp.float32
     assert field.reading.theta.dtype == jnp.float64
     exact = jax.vmap(learned(samples))(ALPHAS)
-    assert np.max(np.abs(found.value - exact.value) / exact.stderr) < 1e-3
+    assert np.max(np.abs(np.asarray(found.value) - np.asarray(exact.value)) / np.asarray(exact.stderr)) < 1e-3
     np.testing.assert_allclose(found.stderr, exact.stderr, rtol=1e-3)
 
 
@@ -288,4 +288,4 @@ def test_two_dimensions():
     assert np.sqrt(np.mean(np.square(z))) < 2
     assert field.loss((axis, axis)).value.shape == (5, 5)
     assert int(field.changes) == 0
-    assert not bool(field(jnp.array([2.5, 2.5])).trusted)
+    assert not bool(field(jnp.array([0.0, 2.7])).trusted)

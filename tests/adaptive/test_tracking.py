@@ -51,7 +51,7 @@ def test_a_run_in_two_parts_is_not_a_restart(tracked):
     # time starts anew at 0, so the goal is the old one again: a change
     assert np.flatnonzero(again.changed).tolist() == [0, 8]
     assert int(again.field.updates) == 32
-    assert again.changed_at[[0, -1]].tolist() == [16, 24]
+    assert np.asarray(again.changed_at)[[0, -1]].tolist() == [16, 24]
 
 
 def test_a_stream_of_ones_own_with_a_bad_update():
