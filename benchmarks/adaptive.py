@@ -172,11 +172,14 @@ def runs(seed, updates, jump, number, chains):
         return error(gradient, slope, centred=False), error(integrated(gradient), value, centred=True)
 
     found, changes = {}, {}
-    for name, settings in (
-        ("adaptive", {}), ("adaptive, no Hessians", dict(hessians=False)),
-        ("newest update alone", dict(forgetting=0.0)), ("all the past", dict(forgetting=1.0)),
-    ):  # fmt: skip
-        gradient, count = adaptive(key, mj.AdaptiveField(-4.0, 4.0, **settings), updates, jump, number)
+    box = (-4.0, 4.0)
+    for name, field in (
+        ("adaptive", mj.AdaptiveField(*box)),
+        ("adaptive, no Hessians", mj.AdaptiveField(*box, hessians=False)),
+        ("newest update alone", mj.AdaptiveField(*box, forgetting=0.0)),
+        ("all the past", mj.AdaptiveField(*box, forgetting=1.0)),
+    ):
+        gradient, count = adaptive(key, field, updates, jump, number)
         found[name] = {"": both(np.asarray(gradient, float))}
         changes[name] = int(count[-1])
     for name, method in (("single", single), ("multi", multi)):
@@ -241,7 +244,7 @@ def speed(legs, number):
 
 
 def main():
-    fast = parser(__doc__, "one short stream, fewer chains").parse_args().fast
+    fast = parser(__doc__ or "", "one short stream, fewer chains").parse_args().fast
     updates, number, chains, seeds = (60, 200, 64, 1) if fast else (240, 200, 256, 4)
     jump = updates // 2
     results = {"machine": machine(), "updates": updates, "points": number, "chains": chains, "streams": seeds}

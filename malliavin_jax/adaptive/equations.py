@@ -1,8 +1,8 @@
 """The normal equations of a spline's fit on the device, and the scores of episodes, for use inside `jit` and `scan`.
 
 The sums are those of `fitting/spline_sums.py`; the units (a box four wide along each axis) and the unknowns are those
-of `fitting/spline_equations.py`. What is different is where: matrices here are dense, on the device, in float64 whatever
-the dtype of the data, because a second derivative is a difference of coefficients over the square of a small width.
+of `fitting/spline_equations.py`. What is different is where: matrices here are dense, on the device, in float64
+whatever the dtype of the data, because a second derivative is a difference of coefficients over a small width squared.
 """
 
 import functools

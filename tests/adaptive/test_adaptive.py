@@ -245,6 +245,14 @@ def test_chains_recovery_and_places_without_data(samples):
     assert np.all(np.abs(density - stats.norm.pdf(np.asarray(GRID), 0, 0.6 * np.sqrt(2))) < 0.25)
 
 
+def test_a_derivative_of_the_field_is_the_fitted_hessian(samples):
+    field, place, step = learned(samples), jnp.array([0.37]), 1e-5
+    slope = jax.jacfwd(lambda alpha: field(alpha).value)(place)
+    difference = (field(place + step).value - field(place - step).value) / (2 * step)
+    np.testing.assert_allclose(slope[0], difference, rtol=1e-6)
+    assert abs(float(slope[0, 0]) - float(well().hessian(place)[0, 0])) < 1
+
+
 def test_gradients_alone_are_enough(samples):
     bare = [eqx.tree_at(lambda s: s.hessian, part, None, is_leaf=lambda leaf: leaf is None) for part in samples]
     found = jax.vmap(learned(bare, hessians=False))(ALPHAS)
