@@ -15,7 +15,6 @@ from ..chain.dynamics import Dynamics, State
 from ..chain.rule import check_rule
 from ..estimate.ratio import Estimate
 from ..learner.learner import ForwardLearner, initial_shape
-from ..potentials.base import part_of_tree
 from ..potentials.moving import AbstractMoving
 from ..recovery.integration import axes_of
 from ..samples.default_scheme import choose_scheme
@@ -167,13 +166,23 @@ class _LearnerStream(eqx.Module):
         return observe_steps(key, learner, self.scheme, self.episodes, self.stops)
 
 
+class _Function(eqx.Module):
+    """A plain function, made part of what is compiled."""
+
+    function: Callable = eqx.field(static=True)
+
+    def __call__(self, key: Key, time: Array) -> Samples:
+        return self.function(key, time)
+
+
 def _stream_of(source: Any, episodes: Any, times: Any) -> Stream:
     if not isinstance(source, ForwardLearner):
         if not callable(source):
             raise ValueError(f"source must be a ForwardLearner or a function of key and time, got {source!r}")
         if episodes is not None or times is not None:
             raise ValueError("episodes_per_update and times must be left out with a stream, which settles them itself")
-        return part_of_tree("source", source)
+        stream: Any = source if isinstance(source, eqx.Module) else _Function(source)
+        return stream
     if episodes is None or times is None:
         raise ValueError("episodes_per_update and times must be given with a learner")
     _, dtype = initial_shape(source)
