@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from .._base.checks import check_count, check_shape, is_concrete
 from .._base.types import Key, Scalar, Vector
 from ..estimate.ratio import Estimate
+from ..potentials.spline import Spline
 from ..recovery.integration import axes_of
 from ..recovery.loss import Loss
 from ..samples.samples import Samples
@@ -193,6 +194,19 @@ class AdaptiveField(eqx.Module):
         check_shape("alpha", alpha, (self.mesh.dim,))
         with jax.enable_x64(True):
             return estimate_at(self.mesh, self.reading, alpha)
+
+    def potential(self) -> Spline:
+        """The fitted loss as a potential, of the default dtype: a control, a start of another fit, a guess to judge.
+
+        `goodness_of_fit(samples, field.potential())`, on samples that the field has not seen yet, holds it against
+        the debiased estimate, which finds what no comparison of old and new fits can: structure finer than the mesh.
+
+        Returns:
+            A `potentials.Spline`, with mean coefficient 0.
+        """
+        dtype = jnp.result_type(float)
+        theta, low, high = (leaf.astype(dtype) for leaf in (self.reading.theta, self.mesh.low, self.mesh.high))
+        return Spline(theta.reshape(self.mesh.shape), low, high)
 
     @eqx.filter_jit
     def loss(self, grid: Any) -> Loss:

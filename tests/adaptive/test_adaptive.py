@@ -251,6 +251,9 @@ def test_a_derivative_of_the_field_is_the_fitted_hessian(samples):
     difference = (field(place + step).value - field(place - step).value) / (2 * step)
     np.testing.assert_allclose(slope[0], difference, rtol=1e-6)
     assert abs(float(slope[0, 0]) - float(well().hessian(place)[0, 0])) < 1
+    fitted = field.potential()
+    np.testing.assert_allclose(fitted.gradient(place), field(place).value, rtol=1e-9)
+    np.testing.assert_allclose(fitted.hessian(place), slope, rtol=1e-9)
 
 
 def test_gradients_alone_are_enough(samples):
