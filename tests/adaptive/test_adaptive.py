@@ -142,6 +142,14 @@ def test_intervals_cover_on_a_stream_that_stands_still(still):
     assert np.sqrt(np.mean(error[:, -1] ** 2)) < 0.6 * np.sqrt(np.mean(error[:, 2] ** 2)), "it keeps learning"
 
 
+def test_intervals_know_what_a_given_factor_forgets():
+    """A filling that forgets with ρ in place of ρ² would make z² 0.6; one that never forgets, far less."""
+    runs = [follow(jax.random.key(200 + s), fresh(forgetting=0.7), jnp.full(UPDATES, 0.3))[:2] for s in range(24)]
+    z2 = np.asarray([np.mean(np.square(error[8:] / stderr[8:])) for error, stderr in runs])
+    assert abs(z2.mean() - 1) < 4 * z2.std() / np.sqrt(len(z2))
+    assert 4 * z2.std() / np.sqrt(len(z2)) < 0.35
+
+
 def test_no_alarm_beyond_the_stated_rate(still):
     changes, p_values = still[2][:, -1], still[4]
     tests = p_values.shape[0] * p_values.shape[1]
