@@ -1,6 +1,7 @@
 """Trajectories of a learner go in, its loss comes out, with error bars."""
 
 from . import (
+    adaptive as adaptive,
     diagnostics as diagnostics,
     distributed as distributed,
     estimate as estimate,
@@ -17,6 +18,7 @@ from . import (
     wiener as wiener,
 )
 from ._base.checkpoint import Checkpoint as Checkpoint
+from .adaptive import AdaptiveField as AdaptiveField, Tracking as Tracking, track as track
 from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
 from .estimate import (
     Centered as Centered,

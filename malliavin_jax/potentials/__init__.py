@@ -7,6 +7,12 @@ from .base import (
     AbstractPotential as AbstractPotential,
     Potential as Potential,
 )
+from .moving import (
+    AbstractMoving as AbstractMoving,
+    DriftingTilt as DriftingTilt,
+    SwitchingWell as SwitchingWell,
+    TurningBowl as TurningBowl,
+)
 from .polynomial import Polynomial as Polynomial
 from .products import MatrixFree as MatrixFree
 from .spline import Spline as Spline

@@ -60,7 +60,7 @@ def loss_from_field(
         integrated.value, integrated.stderr
         ```
     """
-    axes = _axes_of(grid)
+    axes = axes_of(grid)
     chunk_size = check_count("chunk_size", chunk_size)
     least = _PIECES[len(axes)]
     divided = [-(-least // (len(axis) - 1)) if pieces is None else check_count("pieces", pieces) for axis in axes]
@@ -119,7 +119,7 @@ def loss_from_estimates(estimates: Estimate, grid: Any) -> Loss:
         integrated.value.shape, integrated.curl  # (21, 31), near 0
         ```
     """
-    axes = _axes_of(grid)
+    axes = axes_of(grid)
     _check_estimates(estimates, tuple(len(axis) for axis in axes))
     gradient, stderr, usable = _gradients_on(axes, estimates)
     _check_trusted(usable)
@@ -166,7 +166,7 @@ def _on(field: Callable[..., Estimate], axes: tuple[Array, ...], key: Key | None
     return _evaluate(field, points, key, chunk_size)
 
 
-def _axes_of(grid: Any) -> tuple[Float[Array, " _"], ...]:
+def axes_of(grid: Any) -> tuple[Float[Array, " _"], ...]:
     """The axes of a grid, of one dtype, from points or from a tuple of axes."""
     is_tuple = isinstance(grid, tuple | list) and all(np.ndim(axis) > 0 for axis in grid)
     axes = [float_array("grid", axis) for axis in (grid if is_tuple else (grid,))]

@@ -21,7 +21,7 @@ PACKAGE = Path(malliavin_jax.__file__).parent
 PAGES = PACKAGE.parent / "docs" / "pages"
 ROOMS = (
     "potentials", "learner", "weights", "samples", "estimate", "kernel", "models", "fields", "chain", "recovery",
-    "recording", "streaming", "diagnostics", "distributed", "io", "plots", "wiener",
+    "adaptive", "recording", "streaming", "diagnostics", "distributed", "io", "plots", "wiener",
 )  # fmt: skip
 FENCE = re.compile(r"```python\n(.*?)```", re.S)
 

@@ -13,8 +13,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # The way through the house, top to bottom. A file imports from its own room and from rooms above it.
 ROOMS = (
     "_base", "fitting", "potentials", "learner", "weights", "samples", "checking", "estimate", "kernel", "models",
-    "fields", "chain", "recovery", "recording", "streaming", "diagnostics", "distributed", "io", "plots", "wiener",
-    "cli",
+    "fields", "chain", "recovery", "adaptive", "recording", "streaming", "diagnostics", "distributed", "io", "plots",
+    "wiener", "cli",
 )  # fmt: skip
 RANK = {room: rank for rank, room in enumerate(ROOMS)}
 LAST = {"diagnostics", "distributed", "io", "plots", "wiener", "cli"}  # nothing imports these, except that cli may

@@ -73,6 +73,13 @@ def conditional_expectations(scope):
     assert scope["caught"]
 
 
+def adaptive(scope):
+    """The change is found when it happens, and what came before it does not spoil what comes after."""
+    assert np.flatnonzero(scope["tracked"].changed).tolist() == [scope["HALF"]]
+    assert scope["errors"]["adaptive"][-1] < 0.3 * scope["errors"]["all the past"][-1]
+    assert np.all(np.isfinite(scope["tracked"].positions))
+
+
 SHOWS = {
     "01_quickstart": quickstart,
     "02_paper": paper,
@@ -80,6 +87,7 @@ SHOWS = {
     "04_two_dimensions": two_dimensions,
     "05_your_own_trajectories": own_trajectories,
     "06_conditional_expectations": conditional_expectations,
+    "07_adaptive": adaptive,
 }
 
 
