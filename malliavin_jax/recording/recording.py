@@ -9,7 +9,7 @@ from .._base.checks import check_count
 from ..samples.default_scheme import default_scheme
 from ..samples.samples import Samples
 from ..weights.scheme import Scheme
-from .validation import Fault, columns_of, faults, last_steps_of, setting_of
+from .validation import Fault, columns_of, faults, last_steps_of, setting_of, step_size_of
 from .weighing import PILOT, Chunks, Part, paths_of, weigh_part
 
 _BLOCK = 1 << 21  # numbers looked at together while checking
@@ -35,8 +35,11 @@ class Recording:
         gradient: (episodes, points, d): row k is the gradient that the learner *used* at row k of `x`, for its step to
             row k + 1: that of its minibatch, noise and all, not a cleaner one.
         hessian: (episodes, points, d, d), of the same minibatch; or (episodes, points, d), its diagonal; or None.
-        step_size: one number, or (episodes,) for several learners; None where not known (`consistency` estimates it).
-        inverse_temperature: likewise.
+        step_size: one number, or (episodes,) for several learners; or a schedule settled beforehand, (points,) or
+            (episodes, points): entry k is the size of the step from row k, and the last one is never used. With as many
+            episodes as points, one dimension means episodes, and (1, points) is the schedule. None where not known
+            (`consistency` estimates it).
+        inverse_temperature: one number, or (episodes,); None where not known.
         last_steps: (episodes,), how many steps each episode made, if they differ; rows past them are not looked at.
         on_bad: "refuse" raises at the first bad episode; "drop" leaves out the bad episodes, warns how many, and keeps
             the number in `dropped`. A wrong shape or dtype is always an error.
@@ -74,7 +77,7 @@ class Recording:
         self._columns = columns_of(x, gradient, hessian)
         episodes, points, _ = self._columns["x"].shape
         self._rows: Any = range(episodes)  # the episodes kept
-        self.step_size = setting_of("step_size", step_size, episodes)
+        self.step_size = step_size_of(step_size, episodes, points)
         self.inverse_temperature = setting_of("inverse_temperature", inverse_temperature, episodes)
         self.last_steps = last_steps_of(last_steps, episodes, points)
         kinds = np.result_type(*(c.dtype if c.dtype.kind == "f" else np.float64 for c in self._columns.values()))
@@ -138,7 +141,7 @@ class Recording:
         """All episodes, weighed.
 
         Args:
-            times: conditioning times, multiples of every step size.
+            times: conditioning times, multiples of every step size, or met by every schedule.
             steps: or the numbers of steps, the same for all episodes.
             scheme: the weight scheme; None takes that of `observe`.
 
@@ -195,7 +198,7 @@ class Recording:
         self.last_steps = self.last_steps[self._rows]
         for name in ("step_size", "inverse_temperature"):
             value = getattr(self, name)
-            if value is not None and value.ndim == 1:
+            if value is not None and value.ndim > 0:
                 setattr(self, name, value[self._rows])
         warnings.warn(
             f"dropped {len(bad)} of {episodes} episodes; the first: {bad[0]}", RuntimeWarning, stacklevel=3

@@ -25,8 +25,8 @@ class Part(TypedDict):
         gradient: (episodes, points, d).
         hessian: (episodes, points, d, d), or (episodes, points, d) for its diagonal; absent if not recorded or not
             asked for.
-        step_size: one number, or (episodes,); None if not recorded.
-        inverse_temperature: likewise.
+        step_size: one number, (episodes,), or a schedule (episodes, points); None if not recorded.
+        inverse_temperature: one number, or (episodes,); None if not recorded.
         last_steps: (episodes,), the number of steps that each episode made.
 
     Example:
@@ -108,7 +108,7 @@ class Chunks:
 def weigh_part(part: Part, *, times: Any, steps: Any, scheme: Scheme | None) -> Samples:
     """The samples of a part, with the default scheme for None; an error if the chain is too coarse for the scheme."""
     episodes, points, _ = part["x"].shape
-    stops = stops_of(times, steps, part["step_size"], episodes, points)
+    stops = stops_of(times, steps, part["step_size"], episodes, points, part["last_steps"])
     paths = paths_of(part)
     scheme = default_scheme(paths) if scheme is None else scheme
     samples = weigh_at(paths, scheme, stops)
@@ -121,8 +121,8 @@ def paths_of(part: Part) -> Path:
     x, gradient, last_steps = (jnp.asarray(array) for array in (part["x"], part["gradient"], part["last_steps"]))
     hessian = jnp.asarray(part["hessian"]) if "hessian" in part else None
     step_size, inverse_temperature = (
-        jnp.broadcast_to(jnp.asarray(setting).astype(x.dtype), (len(x),))
-        for setting in (part["step_size"], part["inverse_temperature"])
+        jnp.broadcast_to(setting, setting.shape if setting.ndim == 2 else (len(x),))  # a schedule, or one an episode
+        for setting in (jnp.asarray(part[name]).astype(x.dtype) for name in ("step_size", "inverse_temperature"))
     )
     hessian = full_hessians(hessian, x, gradient, last_steps)
     return jax.vmap(Path)(x, gradient, hessian, step_size, inverse_temperature, last_steps.astype(jnp.int32))
