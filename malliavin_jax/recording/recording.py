@@ -7,7 +7,7 @@ import numpy as np
 
 from .._base.checks import check_count
 from ..samples.default_scheme import default_scheme
-from ..samples.samples import Samples
+from ..samples.samples import Samples, in_blocks
 from ..weights.scheme import Scheme
 from .validation import Fault, columns_of, faults, last_steps_of, setting_of, step_size_of
 from .weighing import PILOT, Chunks, Part, paths_of, weigh_part
@@ -41,6 +41,8 @@ class Recording:
             (`consistency` estimates it).
         inverse_temperature: one number, or (episodes,); None where not known.
         last_steps: (episodes,), how many steps each episode made, if they differ; rows past them are not looked at.
+        block_size: how many consecutive episodes may depend on each other, as pieces of one chain do (`split_log` cuts
+            it). So many of them become one episode of `Samples`, and standard errors are those of independent blocks.
         on_bad: "refuse" raises at the first bad episode; "drop" leaves out the bad episodes, warns how many, and keeps
             the number in `dropped`. A wrong shape or dtype is always an error.
 
@@ -70,6 +72,7 @@ class Recording:
         step_size: Any = None,
         inverse_temperature: Any = None,
         last_steps: Any = None,
+        block_size: int = 1,
         on_bad: OnBad = "refuse",
     ):
         if on_bad not in ("refuse", "drop"):
@@ -82,6 +85,7 @@ class Recording:
         self.last_steps = last_steps_of(last_steps, episodes, points)
         kinds = np.result_type(*(c.dtype if c.dtype.kind == "f" else np.float64 for c in self._columns.values()))
         self.dtype = np.dtype(np.float32 if kinds.itemsize <= 4 else np.float64)
+        self.block_size = check_count("block_size", block_size)
         self.dropped = self._check(on_bad)
 
     @property
@@ -146,20 +150,20 @@ class Recording:
             scheme: the weight scheme; None takes that of `observe`.
 
         Returns:
-            The samples: what `samples_from_paths` makes of the same arrays.
+            The samples: what `samples_from_paths` makes of the same arrays, with `block_size` episodes as one.
 
         Raises:
             ValueError: if `step_size` or `inverse_temperature` are not recorded, if not exactly one of `times` and
                 `steps` is given or it lies outside the episodes, or if Hessians are needed and cannot be had.
         """
         self._check_settings()
-        return weigh_part(self.part(), times=times, steps=steps, scheme=scheme)
+        return in_blocks(weigh_part(self.part(), times=times, steps=steps, scheme=scheme), self.block_size)
 
     def chunks(self, chunk_size: int, *, times: Any = None, steps: Any = None, scheme: Scheme | None = None) -> Chunks:
         """The same samples, some episodes at a time: what `accumulate` consumes. Memory is that of one chunk.
 
         Args:
-            chunk_size: how many episodes are read and weighed at a time.
+            chunk_size: how many episodes are read and weighed at a time (a multiple of `block_size`, if need be more).
             times: as in `samples`.
             steps: likewise.
             scheme: likewise; one that is tuned is tuned once, on the first episodes.
@@ -170,10 +174,12 @@ class Recording:
         Raises:
             ValueError: as `samples`, and if `chunk_size` is not a positive whole number.
         """
-        chunk_size = check_count("chunk_size", chunk_size)
+        chunk_size, block_size = check_count("chunk_size", chunk_size), self.block_size
+        chunk_size += -chunk_size % block_size
         self._check_settings()
         scheme = default_scheme(paths_of(self.part(0, PILOT))) if scheme is None else scheme
-        return Chunks(self.part, self.num_episodes, chunk_size, times=times, steps=steps, scheme=scheme)
+        options = {"times": times, "steps": steps, "scheme": scheme, "block_size": block_size}
+        return Chunks(self.part, self.num_episodes, chunk_size, **options)
 
     def _check_settings(self) -> None:
         for name, value in (("step_size", self.step_size), ("inverse_temperature", self.inverse_temperature)):

@@ -11,7 +11,7 @@ from ..learner.learner import Path
 from ..samples.default_scheme import default_scheme
 from ..samples.hessians import full_hessians
 from ..samples.recorded import stops_of, weigh_at
-from ..samples.samples import Samples
+from ..samples.samples import Samples, in_blocks
 from ..weights.scheme import Scheme, check_fine_enough
 
 PILOT = 256  # episodes on which a scheme is tuned where none is given
@@ -61,6 +61,7 @@ class Chunks:
         times: as in `Recording.samples`.
         steps: likewise.
         scheme: the weight scheme.
+        block_size: how many consecutive episodes become one of the samples; `chunk_size` is a multiple of it.
 
     Raises:
         IndexError: if a chunk is asked for that is not there.
@@ -88,9 +89,10 @@ class Chunks:
         times: Any,
         steps: Any,
         scheme: Scheme,
+        block_size: int = 1,
     ):
         self._read, self._num_episodes, self._chunk_size = read, num_episodes, chunk_size
-        self._times, self._steps, self._scheme = times, steps, scheme
+        self._times, self._steps, self._scheme, self._block_size = times, steps, scheme, block_size
 
     def __len__(self) -> int:
         return -(-self._num_episodes // self._chunk_size)
@@ -99,7 +101,8 @@ class Chunks:
         if not 0 <= number < len(self):
             raise IndexError(f"there are {len(self)} chunks, got number {number}")
         part = self._read(number * self._chunk_size, (number + 1) * self._chunk_size)
-        return weigh_part(part, times=self._times, steps=self._steps, scheme=self._scheme)
+        samples = weigh_part(part, times=self._times, steps=self._steps, scheme=self._scheme)
+        return in_blocks(samples, self._block_size)
 
     def __iter__(self) -> Iterator[Samples]:
         return (self[number] for number in range(len(self)))

@@ -48,9 +48,9 @@ def samples_from_paths(
         hessian: Hessians, of shape (episodes, points, d, d); or their diagonals, of shape (episodes, points, d): what
             lies beside the diagonal is taken for zero, which is exact for a loss that is a sum over coordinates and
             biases the weights otherwise. None: in one dimension, with exact gradients, secants along the path serve.
-        step_size: ε, one number; or one for each episode, where several learners were recorded; or a schedule, (points,)
-            for all episodes or (episodes, points), whose entry k is the size of the step from row k (the last one is
-            never used). With as many episodes as points, one dimension means episodes: write (1, points) for the
+        step_size: ε, one number; or one for each episode, where several learners were recorded; or a schedule,
+            (points,) for all episodes or (episodes, points), whose entry k is the size of the step from row k (the last
+            one is never used). With as many episodes as points, one dimension means episodes: write (1, points) for the
             schedule. A schedule must be settled beforehand, not follow the path.
         times: conditioning times, multiples of every step size, or times that every schedule meets; or `steps` in
             their place.
@@ -102,7 +102,9 @@ def samples_from_paths(
         epsilon = per_episode("step_size", step_size, episodes, x.dtype)
     else:
         epsilon = jnp.asarray(step_size).astype(x.dtype)
-        check_positive("step_size", np.asarray(step_size)[made_steps(last_steps, points)] if is_concrete(epsilon) else 1)
+        check_positive(
+            "step_size", np.asarray(step_size)[made_steps(last_steps, points)] if is_concrete(epsilon) else 1
+        )
     stops = stops_of(times, steps, step_size, episodes, points, last_steps)
     hessian = full_hessians(hessian, x, gradient, last_steps)
     seen = jnp.arange(points, dtype=last_steps.dtype)[None, :] <= last_steps[:, None]
@@ -165,8 +167,9 @@ def stops_of(
 ) -> Int[np.ndarray, "episodes times"]:
     """The rows at which each episode is conditioned, from `times` (multiples of every step size) or from `steps`.
 
-    A schedule of step sizes is looked at up to `last_steps`, and must meet each time that it reaches. Learners with large steps reach a time in fewer of them. Rows past the recorded ones are left as they are, to be
-    marked unobserved; a last time that no learner reaches is an error.
+    A schedule of step sizes is looked at up to `last_steps`, and must meet each time that it reaches. Learners with
+    large steps reach a time in fewer of them. Rows past the recorded ones are left as they are, to be marked
+    unobserved; a last time that no learner reaches is an error.
     """
     if (times is None) == (steps is None):
         raise ValueError(f"give either times or steps, got times={times!r} and steps={steps!r}")
@@ -196,7 +199,12 @@ def stops_of(
 def _stops_on(sizes: np.ndarray, times: Any, last_steps: Any) -> Int[np.ndarray, "episodes times"]:
     """The rows at which schedules (episodes, points) meet `times`; one row too many where an episode ends before."""
     listed = np.atleast_1d(np.asarray(times, float))
-    if listed.ndim != 1 or listed.size == 0 or not np.all(np.isfinite(listed)) or np.any(np.diff(listed, prepend=0) <= 0):
+    if (
+        listed.ndim != 1
+        or listed.size == 0
+        or not np.all(np.isfinite(listed))
+        or np.any(np.diff(listed, prepend=0) <= 0)
+    ):
         raise ValueError(f"times must be a list of strictly increasing, positive times, got {times!r}")
     episodes, points = sizes.shape
     made = made_steps(np.broadcast_to(last_steps, (episodes,)), points)

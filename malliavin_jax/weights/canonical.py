@@ -120,7 +120,9 @@ class Canonical(eqx.Module):
             b = trace_term(self.third, transition)[0]
         size, mA = relative_size(transition), m * A
         noise, floor = (noise, 1) if size is None else (size * noise, size)
-        return CanonicalState(*((leaf,) for leaf in (m * F + noise + b * A, m * mA + floor, m * m * m * E + mA * b * mA)))
+        return CanonicalState(
+            *((leaf,) for leaf in (m * F + noise + b * A, m * mA + floor, m * m * m * E + mA * b * mA))
+        )
 
     def weight(self, state: CanonicalState) -> Vector:
         """S after the last step taken."""

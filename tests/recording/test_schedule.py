@@ -106,7 +106,9 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="step_size must be positive and finite"):
         mj.samples_from_paths(**log, step_size=bad, steps=[3])
     for make in (mj.Recording, functools.partial(mj.samples_from_paths, steps=[3])):
-        with pytest.raises(ValueError, match=r"or \(13,\), \(1, 13\) or \(5, 13\), one for each step, got shape \(12,\)"):
+        with pytest.raises(
+            ValueError, match=r"or \(13,\), \(1, 13\) or \(5, 13\), one for each step, got shape \(12,\)"
+        ):
             make(**log, step_size=SIZES)
     recording = mj.Recording(**log, step_size=sizes, inverse_temperature=2.0)
     with pytest.raises(ValueError, match=r"episode 0 goes from 0\.04 to 0\.076 in one step, past 0\.05; .* steps="):

@@ -410,7 +410,9 @@ BAD = {
         hessian=recorded().hessian[..., 0, :1]
     ),
     r"hessian must be given in 2 dimensions.*diagonal.*model.*finite differences": lambda: weigh_recorded(hessian=None),
-    r"step_size must be one number or have shape \(6,\), .*, got shape \(2,\)": lambda: weigh_recorded(step_size=[0.02, 0.02]),
+    r"step_size must be one number or have shape \(6,\), .*, got shape \(2,\)": lambda: weigh_recorded(
+        step_size=[0.02, 0.02]
+    ),
     r"give either times or steps, got times=None and steps=None": lambda: weigh_recorded(times=None),
     r"give either times or steps, got times=\(0\.06, 0\.16\) and steps=3": lambda: weigh_recorded(steps=3),
     r"steps must lie inside the recorded paths, of 8 steps, got 9": lambda: weigh_recorded(times=None, steps=[1, 9]),
