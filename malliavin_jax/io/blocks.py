@@ -1,4 +1,4 @@
-"""The folder of a recorder: how its files are named, written and read (the layout is described in `malliavin_jax.io`)."""
+"""The folder of a recorder: how its files are named, written and read (`malliavin_jax.io` describes the layout)."""
 
 import json
 import os
@@ -131,20 +131,13 @@ def read_blocks(path: str | os.PathLike, *, start: int = 0, max_bytes: int = MAX
     if start > reached:
         raise ValueError(f"start must be at most {reached}, the number of rows in {folder}, got {start}")
     skipped = start - wanted[0][0] if wanted else 0
-
-    def column(name: str) -> np.ndarray | None:
-        if name not in settings.shapes() and name != "step_size":
-            return None
-        if not parts:
-            return np.zeros((0, *settings.shapes().get(name, ())), bool if name == "starts" else np.float64)
-        return np.concatenate([part[name] for part in parts])[skipped:]
-
-    x, starts = column("x"), column("starts")
-    assert x is not None and starts is not None
-    sizes = None if settings.step_size is None else column("step_size")
-    return RecordedRows(
-        start, x, column("gradient"), column("hessian"), sizes, settings.inverse_temperature, starts
-    )  # fmt: skip
+    names = [*settings.shapes(), *(["step_size"] if isinstance(settings.step_size, float) else [])]
+    empty = {
+        name: np.zeros((0, *settings.shapes().get(name, ())), bool if name == "starts" else float) for name in names
+    }
+    columns = {name: np.concatenate([part[name] for part in parts or [empty]])[skipped:] for name in names}
+    optional = (columns.get(name) for name in ("gradient", "hessian", "step_size"))
+    return RecordedRows(start, columns["x"], *optional, settings.inverse_temperature, columns["starts"])
 
 
 def list_blocks(folder: Path) -> list[tuple[int, Path]]:
