@@ -35,8 +35,8 @@ def hessian_of(value: Any, dim: int) -> np.ndarray:
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
-    """Real numbers in memory, in float32 or float64, from whatever holds them."""
-    if isinstance(value, list | tuple) and any(hasattr(part, "shape") for part in value):
+    """Real numbers in memory, in float32 or float64, from whatever holds them; several arrays are strung together."""
+    if type(value) in (list, tuple) and any(hasattr(part, "shape") for part in value):
         return np.concatenate([_numbers(name, part).reshape(-1) for part in value])
     if hasattr(value, "detach"):  # PyTorch, which need not be imported to be asked
         value = value.detach().cpu()

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -136,8 +136,9 @@ def read_blocks(path: str | os.PathLike, *, start: int = 0, max_bytes: int = MAX
         name: np.zeros((0, *settings.shapes().get(name, ())), bool if name == "starts" else float) for name in names
     }
     columns = {name: np.concatenate([part[name] for part in parts or [empty]])[skipped:] for name in names}
-    optional = (columns.get(name) for name in ("gradient", "hessian", "step_size"))
-    return RecordedRows(start, columns["x"], *optional, settings.inverse_temperature, columns["starts"])
+    gradient, hessian, step_size = (columns.get(name) for name in ("gradient", "hessian", "step_size"))
+    beta = settings.inverse_temperature
+    return RecordedRows(start, columns["x"], gradient, hessian, step_size, beta, columns["starts"])
 
 
 def list_blocks(folder: Path) -> list[tuple[int, Path]]:
@@ -177,7 +178,11 @@ def _read_block(file: Path, settings: Settings, max_bytes: int) -> dict[str, np.
 def write_settings(folder: Path, settings: Settings) -> None:
     """Write the settings of a folder, whole."""
     text = json.dumps({"format": _FORMAT, "version": _VERSION, **settings._asdict()}, indent=1)
-    write_whole(folder / SETTINGS, lambda file: file.write(text.encode()))
+
+    def write(file: BinaryIO) -> None:
+        file.write(text.encode())
+
+    write_whole(folder / SETTINGS, write)
 
 
 def read_settings(folder: Path) -> Settings | None:

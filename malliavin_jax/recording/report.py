@@ -202,10 +202,10 @@ def _learner_reports(recording: Recording) -> tuple[LearnerReport, ...]:
 def _learners(recording: Recording) -> Learners:
     values = {"step_size": recording.step_size, "inverse_temperature": recording.inverse_temperature}
     recorded = {name: value for name, value in values.items() if value is not None}
-    if any(value.ndim == 2 for value in recorded.values()):
+    if recording.step_size is not None and recording.step_size.ndim == 2:
         raise ValueError(
             "recording must have one step_size for each episode for consistency, and has a schedule of them, "
-            f"of shape {values['step_size'].shape}: hold the parts of even step size against it one by one"
+            f"of shape {recording.step_size.shape}: hold the parts of even step size against it one by one"
         )
     if all(value.ndim == 0 for value in recorded.values()):
         one = Settings(**{name: float(value) for name, value in recorded.items()})

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -110,9 +112,9 @@ def test_a_schedule(tmp_path):
     np.testing.assert_array_equal(mj.io.load(tmp_path / "run").step_size, [sizes])
     kept = [set(np.load(tmp_path / "run" / f"rows-{first:012d}.npz")) for first in (0, 2)]
     assert kept == [{"x", "gradient", "hessian", "starts"}, {"x", "gradient", "hessian", "starts", "step_size"}]
-    for name, given in (("each", [0.1, 0.2, 0.1]), ("none", [None, None]), ("even", [0.1, 0.1])):
+    for name, own_sizes in (("each", [0.1, 0.2, 0.1]), ("none", [None, None]), ("even", [0.1, 0.1])):
         with mj.io.Recorder(tmp_path / name) as recorder:
-            for size in given:
+            for size in own_sizes:
                 recorder.step(1.0, 1.0, step_size=size)
         loaded = mj.io.load(tmp_path / name).step_size
         assert (loaded is None) if name == "none" else np.shape(loaded) == {"each": (1, 3), "even": ()}[name]
@@ -186,9 +188,14 @@ def test_a_recorder_that_is_forgotten_saves_its_rows(tmp_path):
         mj.io.Recorder(tmp_path, step_size=0.1)
     del recorder
     assert len(mj.io.read_blocks(tmp_path).x) == 1
-    with mj.io.Recorder(tmp_path, step_size=0.1) as recorder, pytest.raises(ZeroDivisionError):
-        recorder.step(2.0, 2.0)
-        raise ZeroDivisionError
+
+    def crashes():
+        with mj.io.Recorder(tmp_path, step_size=0.1) as recorder:
+            recorder.step(2.0, 2.0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        crashes()
     assert mj.io.read_blocks(tmp_path).starts.tolist() == [True, True]
 
 
@@ -330,6 +337,36 @@ def test_damaged_folders_are_refused_in_words(tmp_path):
         recorder.step(1.0, 1.0)
     with pytest.raises(ValueError, match="must hold at least two rows, a start and a step, it holds 1"):
         mj.io.load(tmp_path / "short")
+
+
+def guide_block(word):
+    """The block of the guide, run by the tests or not, in which a word stands."""
+    guide = (Path(mj.__file__).parents[1] / "docs" / "pages" / "guide.md").read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"```py(?:thon)?\n(.*?)```", guide, re.S) if word in block]
+    return compile(block, f"guide.md, {word}", "exec")
+
+
+def test_the_loop_of_the_guide_in_pytorch(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(guide_block("import torch"), {"mj": mj})
+    recording = mj.io.load("torch-run")
+    assert (recording.num_episodes, recording.num_steps, recording.dim) == (1, 499, 3)
+    part = recording.part()
+    residual = np.diff(part["x"], axis=1) + 1e-3 * part["gradient"][:, :-1]
+    assert abs(np.mean(residual**2) / (2e-3 / 200) - 1) < 4 * np.sqrt(2 / residual.size)
+
+
+def test_the_loop_of_the_guide_in_optax(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"mj": mj, "jax": jax, "jnp": jnp}
+    exec(guide_block("import optax"), names)
+    rows = mj.io.read_blocks("run")
+    residual = np.diff(rows.x, axis=0) + 0.02 * rows.gradient[:-1]
+    assert abs(np.mean(residual**2) / 0.04 - 1) < 4 * np.sqrt(2 / residual.size)
+    np.testing.assert_allclose(rows.gradient, rows.x**3 + rows.x, rtol=1e-6)
+    np.testing.assert_allclose(rows.hessian[:, 0], 3 * rows.x**2 + 1, rtol=1e-6)
 
 
 OPERATIONS = st.lists(

@@ -161,7 +161,7 @@ def test_a_file_keeps_the_blocks(chains, tmp_path):
 
 @pytest.mark.usefixtures("no_type_checks")
 def test_mistakes_are_named(chains):
-    x, g, h = (leaf[0, :50] for leaf in chains)
+    x, g = (leaf[0, :50] for leaf in chains[:2])
     for message, call in {
         "starts must be the rows at which episodes start, or piece_steps": lambda: mj.split_log(x, g),
         "piece_steps must be at most 49, the longest episode, got 50": lambda: mj.split_log(x, g, piece_steps=50),
