@@ -122,6 +122,8 @@ class Recorder:
         Raises:
             ValueError: if an array has another shape than in the first row, is missing or there are more than then, or
                 is not finite; the row is then not recorded.
+            OSError: if a file cannot be written. The rows stay in memory, and are saved with the next ones; once the
+                file is full, further rows are refused.
         """
         if self._file.lock.closed:
             raise ValueError(f"the recorder of {self._path} is closed")
@@ -200,6 +202,7 @@ class _NewestFile:
 
     def put(self, row: dict[str, np.ndarray], size: float | None, fresh: bool) -> None:
         if self.count == self.room:
+            self.save()  # which has been done, unless the disk refused it
             self._begin(row)
         values = {**row, "step_size": np.float64(np.nan if size is None else size), "starts": np.bool_(fresh)}
         for name, value in values.items():

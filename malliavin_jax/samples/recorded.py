@@ -102,9 +102,8 @@ def samples_from_paths(
         epsilon = per_episode("step_size", step_size, episodes, x.dtype)
     else:
         epsilon = jnp.asarray(step_size).astype(x.dtype)
-        check_positive(
-            "step_size", np.asarray(step_size)[made_steps(last_steps, points)] if is_concrete(epsilon) else 1
-        )
+        if is_concrete(step_size, last_steps):
+            check_positive("step_size", np.asarray(step_size)[made_steps(last_steps, points)])
     stops = stops_of(times, steps, step_size, episodes, points, last_steps)
     hessian = full_hessians(hessian, x, gradient, last_steps)
     seen = jnp.arange(points, dtype=last_steps.dtype)[None, :] <= last_steps[:, None]
@@ -186,7 +185,8 @@ def stops_of(
     if not is_concrete(step_size):
         steps_at(times, step_size)  # says why not
     if np.ndim(step_size) == 2:
-        return _stops_on(np.asarray(step_size, float), times, points - 1 if last_steps is None else last_steps)
+        ends = points - 1 if last_steps is None or not is_concrete(last_steps) else last_steps
+        return _stops_on(np.asarray(step_size, float), times, ends)
     sizes, learner = np.unique(np.asarray(step_size), return_inverse=True)
     table = np.asarray([steps_at(times, size) for size in sizes], np.int32)
     if np.all(table[:, -1] >= points):

@@ -232,6 +232,26 @@ def test_a_killed_process_leaves_whole_rows(tmp_path):
     np.testing.assert_array_equal(np.flatnonzero(again.starts), [0, rows.next])
 
 
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    """The rows stay in memory, the next one is refused until there is room, and then all are saved."""
+    recorder = mj.io.Recorder(tmp_path, step_size=0.1, flush_every=3)
+    recorder.step(0.0, 0.0)
+    recorder.step(1.0, 1.0)
+    with monkeypatch.context() as patch:
+
+        def refuse(*_):
+            raise OSError("no space left on device")
+
+        patch.setattr(mj.io.recorder, "write_whole", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="no space left"):
+                recorder.step(2.0, 2.0)
+        assert (recorder.num_rows, recorder.num_saved) == (3, 0)
+    recorder.step(3.0, 3.0)
+    recorder.close()
+    np.testing.assert_array_equal(mj.io.read_blocks(tmp_path).x[:, 0], range(4))
+
+
 def test_a_fork_writes_nothing(tmp_path, monkeypatch):
     recorder = mj.io.Recorder(tmp_path, step_size=0.1)
     recorder.step(1.0, 1.0)

@@ -47,6 +47,13 @@ def test_shapes_and_what_they_mean():
     equal(even, make(step_size=0.02, times=[0.04]))
 
 
+def test_under_jit():
+    log, sizes = scheduled_log(0, 5), np.append(SIZES, 1.0)
+    make = functools.partial(mj.samples_from_paths, scheme=mj.Adapted(3.0), steps=[4], **log)
+    traced = jax.jit(lambda sizes, last: make(step_size=sizes, last_steps=last))(sizes, jnp.full(5, 12))
+    equal(traced, make(step_size=sizes))
+
+
 def test_as_many_episodes_as_points():
     """One dimension means episodes; (1, points) is the schedule."""
     log, sizes = scheduled_log(1, 13), padded(SIZES, 0.01)
