@@ -83,6 +83,14 @@ def test_the_default_field_covers(recordings):
     assert np.all(np.abs(estimate.value - truth) < 4 * np.asarray(estimate.stderr))
 
 
+def test_blocks_in_chunks_add_up_to_the_same_estimates(recordings):
+    options = {"steps": [PIECE], "scheme": mj.Adapted(3.0)}
+    whole = mj.Accumulator(ALPHAS, mj.Laplace(0.5)).add(recordings[0].samples(**options))
+    parts = mj.accumulate(recordings[0].chunks(333, **options), mj.Accumulator(ALPHAS, mj.Laplace(0.5)))
+    assert parts.num_episodes == whole.num_episodes == 60
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), parts.estimate(), whole.estimate())
+
+
 def test_pieces_share_the_row_at_a_cut_and_blocks_hold_consecutive_ones(chains):
     x, g, h = (leaf[0, :98] for leaf in chains)  # 97 steps: twelve pieces, and one step left over
     recording = cut(x, g, h, blocks=3)
