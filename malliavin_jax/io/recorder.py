@@ -64,8 +64,8 @@ class Recorder:
     def __init__(
         self,
         path: str | os.PathLike,
-        step_size: float | None = None,
-        inverse_temperature: float | None = 1.0,
+        step_size: Any = None,
+        inverse_temperature: Any = 1.0,
         *,
         flush_every: int | None = None,
         flush_seconds: float = 30.0,
@@ -106,7 +106,7 @@ class Recorder:
         """The rows that are safe: in the folder, whole."""
         return self._file.first + self._file.saved
 
-    def step(self, x: Any, gradient: Any = None, hessian: Any = None, *, step_size: float | None = None) -> None:
+    def step(self, x: Any, gradient: Any = None, hessian: Any = None, *, step_size: Any = None) -> None:
         """Append one row: where the learner is, and what it uses there for its next move.
 
         NumPy, JAX and PyTorch arrays will do, on any device and with or without gradients attached; numbers in one
@@ -117,7 +117,7 @@ class Recorder:
             x: the position, (d,).
             gradient: the gradient used there, (d,); None for a log of positions alone.
             hessian: the Hessian, (d, d), of the same minibatch; or its diagonal, (d,); or None.
-            step_size: the size of the step from here, if it is not that of the recorder.
+            step_size: the size of the step from here, if it is not that of the recorder: a number, or an array of one.
 
         Raises:
             ValueError: if an array has another shape than in the first row, is missing or there are more than then, or

@@ -108,7 +108,7 @@ def test_a_schedule(tmp_path):
     sizes = [0.1, 0.1, 0.05, 0.1, 0.025]
     with mj.io.Recorder(tmp_path / "run", step_size=0.1, flush_every=2) as recorder:
         for k, size in enumerate(sizes):
-            recorder.step(k, k, 1.0, step_size=None if size == 0.1 else size)
+            recorder.step(k, k, 1.0, step_size=None if size == 0.1 else jnp.asarray(size))
     np.testing.assert_array_equal(mj.io.load(tmp_path / "run").step_size, [sizes])
     kept = [set(np.load(tmp_path / "run" / f"rows-{first:012d}.npz")) for first in (0, 2)]
     assert kept == [{"x", "gradient", "hessian", "starts"}, {"x", "gradient", "hessian", "starts", "step_size"}]
