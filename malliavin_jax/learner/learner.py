@@ -95,8 +95,10 @@ class Transition(NamedTuple):
     Attributes:
         before: the point at step k.
         after: the point at step k + 1.
-        step_size: ε.
+        step_size: ε, the size of this step.
         inverse_temperature: β.
+        time: the time elapsed at step k, where step sizes vary; None where all steps are alike.
+        first_step_size: the size of the first step of the episode, likewise.
 
     Example:
         ```python
@@ -115,6 +117,8 @@ class Transition(NamedTuple):
     after: Point
     step_size: Scalar
     inverse_temperature: Scalar
+    time: Scalar | None = None
+    first_step_size: Scalar | None = None
 
 
 class Path(eqx.Module):
@@ -124,7 +128,7 @@ class Path(eqx.Module):
         x: positions, of shape (points, d).
         gradient: the gradients that the learner used, of shape (points, d).
         hessian: the Hessians observed, of shape (points, d, d).
-        step_size: ε.
+        step_size: ε, one number; or a schedule, of shape (points,): entry k is the size of the step from row k.
         inverse_temperature: β.
         last_step: the number of steps after which the episode stopped; later rows hold NaN.
 
@@ -142,7 +146,7 @@ class Path(eqx.Module):
     x: Float[Array, "points d"]
     gradient: Float[Array, "points d"]
     hessian: Float[Array, "points d d"]
-    step_size: Scalar
+    step_size: Scalar | Float[Array, " points"]
     inverse_temperature: Scalar
     last_step: Int[Array, ""]
 

@@ -10,7 +10,7 @@ from ..potentials.base import AbstractPotential
 from ..samples.default_scheme import default_scheme
 from ..samples.samples import Samples
 from ..weights.scheme import Scheme
-from .validation import Fault, columns_of, faults, last_steps_of, setting_of
+from .validation import Fault, columns_of, faults, last_steps_of, setting_of, step_size_of
 from .weighing import PILOT, Chunks, Part, completion_of, path_batch, weigh_part
 
 _BLOCK = 1 << 21  # numbers looked at together while checking
@@ -38,9 +38,14 @@ class Recording:
             row k + 1: that of its minibatch, noise and all, not a cleaner one. None where only positions were logged.
         hessian: (episodes, points, d, d), of the same minibatch; or (episodes, points, d), its diagonal; or None. What
             is missing comes from a model of the loss (see `samples_from_paths`).
-        step_size: one number, or (episodes,) for several learners; None where not known (`consistency` estimates it).
-        inverse_temperature: likewise.
+        step_size: one number, or (episodes,) for several learners; or a schedule settled beforehand, (points,) or
+            (episodes, points): entry k is the size of the step from row k, and the last one is never used. With as many
+            episodes as points, one dimension means episodes, and (1, points) is the schedule. None where not known
+            (`consistency` estimates it).
+        inverse_temperature: one number, or (episodes,); None where not known.
         last_steps: (episodes,), how many steps each episode made, if they differ; rows past them are not looked at.
+        block_size: how many consecutive episodes may depend on each other, as pieces of one chain do (`split_log` cuts
+            it). So many of them become one episode of `Samples`, and standard errors are those of independent blocks.
         on_bad: "refuse" raises at the first bad episode; "drop" leaves out the bad episodes, warns how many, and keeps
             the number in `dropped`. A wrong shape or dtype is always an error.
 
@@ -70,6 +75,7 @@ class Recording:
         step_size: Any = None,
         inverse_temperature: Any = None,
         last_steps: Any = None,
+        block_size: int = 1,
         on_bad: OnBad = "refuse",
     ):
         if on_bad not in ("refuse", "drop"):
@@ -77,11 +83,12 @@ class Recording:
         self._columns = columns_of(x, gradient, hessian)
         episodes, points, _ = self._columns["x"].shape
         self._rows: Any = range(episodes)  # the episodes kept
-        self.step_size = setting_of("step_size", step_size, episodes)
+        self.step_size = step_size_of(step_size, episodes, points)
         self.inverse_temperature = setting_of("inverse_temperature", inverse_temperature, episodes)
         self.last_steps = last_steps_of(last_steps, episodes, points)
         kinds = np.result_type(*(c.dtype if c.dtype.kind == "f" else np.float64 for c in self._columns.values()))
         self.dtype = np.dtype(np.float32 if kinds.itemsize <= 4 else np.float64)
+        self.block_size = check_count("block_size", block_size)
         self.dropped = self._check(on_bad)
 
     @property
@@ -155,21 +162,22 @@ class Recording:
         """All episodes, weighed.
 
         Args:
-            times: conditioning times, multiples of every step size.
+            times: conditioning times, multiples of every step size, or met by every schedule.
             steps: or the numbers of steps, the same for all episodes.
             scheme: the weight scheme; None takes that of `observe`.
             model: a potential to take what was not recorded from; None fits a spline.
 
         Returns:
-            The samples: what `samples_from_paths` makes of the same arrays.
+            The samples: what `samples_from_paths` makes of the same arrays, with `block_size` episodes as one.
 
         Raises:
             ValueError: if `step_size` or `inverse_temperature` are not recorded, if not exactly one of `times` and
                 `steps` is given or it lies outside the episodes, or if Hessians are needed and cannot be had.
         """
         self._check_settings()
-        part = self.part()
-        return weigh_part(part, completion_of(part, model), times=times, steps=steps, scheme=scheme)
+        part, blocks = self.part(), self.block_size
+        completion = completion_of(part, model, blocks)
+        return weigh_part(part, completion, times=times, steps=steps, scheme=scheme, block_size=blocks)
 
     def chunks(
         self,
@@ -183,7 +191,7 @@ class Recording:
         """The same samples, some episodes at a time: what `accumulate` consumes. Memory is that of one chunk.
 
         Args:
-            chunk_size: how many episodes are read and weighed at a time.
+            chunk_size: how many episodes are read and weighed at a time (a multiple of `block_size`, if need be more).
             times: as in `samples`.
             steps: likewise.
             scheme: likewise; one that is tuned is tuned once, on the first episodes.
@@ -195,15 +203,16 @@ class Recording:
         Raises:
             ValueError: as `samples`, and if `chunk_size` is not a positive whole number.
         """
-        chunk_size = check_count("chunk_size", chunk_size)
+        chunk_size, block_size = check_count("chunk_size", chunk_size), self.block_size
+        chunk_size += -chunk_size % block_size
         self._check_settings()
         whole = self.has_hessian and self._columns["hessian"].ndim == 4
         some = PILOT if whole else max(PILOT, _FITTED // (self.num_steps + 1))
-        completion = None if whole else completion_of(self.part(0, some), model)
-        scheme = default_scheme(path_batch(self.part(0, PILOT), completion)) if scheme is None else scheme
-        return Chunks(
-            self.part, self.num_episodes, chunk_size, times=times, steps=steps, scheme=scheme, completion=completion
-        )
+        completion = None if whole else completion_of(self.part(0, some), model, block_size)
+        if scheme is None:
+            scheme = default_scheme(path_batch(self.part(0, PILOT), completion, block_size))
+        options = {"times": times, "steps": steps, "scheme": scheme, "block_size": block_size}
+        return Chunks(self.part, self.num_episodes, chunk_size, **options, completion=completion)
 
     def _check_settings(self) -> None:
         for name, value in (("step_size", self.step_size), ("inverse_temperature", self.inverse_temperature)):
@@ -228,7 +237,7 @@ class Recording:
         self.last_steps = self.last_steps[self._rows]
         for name in ("step_size", "inverse_temperature"):
             value = getattr(self, name)
-            if value is not None and value.ndim == 1:
+            if value is not None and value.ndim > 0:
                 setattr(self, name, value[self._rows])
         warnings.warn(
             f"dropped {len(bad)} of {episodes} episodes; the first: {bad[0]}", RuntimeWarning, stacklevel=3

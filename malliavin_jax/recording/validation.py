@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..samples.recorded import made_steps, per_step
 from .npy import Column
 from .weighing import Part
 
@@ -70,6 +71,14 @@ def setting_of(name: str, value: Any, episodes: int) -> np.ndarray | None:
     return array
 
 
+def step_size_of(value: Any, episodes: int, points: int) -> np.ndarray | None:
+    """One positive number, one for each episode, or one for each step, (episodes, points) (looked at in `faults`)."""
+    if value is None:
+        return None
+    array = per_step(np.asarray(column_of("step_size", value)[...], np.float64), episodes, points)
+    return array if array.ndim == 2 else setting_of("step_size", array, episodes)
+
+
 def last_steps_of(last_steps: Any, episodes: int, points: int) -> np.ndarray:
     """Whole numbers, one for each episode (their range is looked at in `faults`); None: all rows count."""
     if last_steps is None:
@@ -100,7 +109,7 @@ def _faults_of_episodes(part: Part, points: int) -> Iterator[Fault]:
         yield Fault(int(i), "last_steps", None, f"between 0 and {points - 1} steps", str(last_steps[i]))
     for name in ("step_size", "inverse_temperature"):
         value = part[name]
-        if value is not None and value.ndim > 0:
+        if value is not None and value.ndim == 1:
             for i in np.flatnonzero(~(np.isfinite(value) & (value > 0))):
                 yield Fault(int(i), name, None, "positive and finite", str(value[i]))
 
@@ -112,6 +121,11 @@ def _faults_of_steps(part: Part, points: int) -> Iterator[Fault]:
         if array is not None:
             finite = np.isfinite(array).reshape(*seen.shape, -1).all(-1)
             yield from _first_steps(seen & ~finite, name, "finite", array)
+    sizes = part["step_size"]
+    if sizes is not None and sizes.ndim == 2:
+        with np.errstate(invalid="ignore"):
+            wrong = made_steps(part["last_steps"], points) & ~(np.isfinite(sizes) & (sizes > 0))
+        yield from _first_steps(wrong, "step_size", "positive and finite", sizes[..., None])
     if hessian is not None and hessian.ndim == 4 and hessian.shape[-1] > 1:
         with np.errstate(invalid="ignore", over="ignore"):
             gap = np.abs(hessian - np.swapaxes(hessian, -1, -2)).max((-1, -2))

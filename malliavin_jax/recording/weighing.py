@@ -10,7 +10,7 @@ from ..learner.learner import Path
 from ..potentials.base import AbstractPotential
 from ..samples.completion import Completion, Log, fill, make_completion
 from ..samples.recorded import paths_of, per_episode, stops_of, weigh_log
-from ..samples.samples import Samples
+from ..samples.samples import Samples, in_blocks
 from ..weights.scheme import Scheme
 
 PILOT = 256  # episodes on which a scheme is tuned where none is given
@@ -24,8 +24,8 @@ class Part(TypedDict):
         gradient: (episodes, points, d); absent if not recorded.
         hessian: (episodes, points, d, d), or (episodes, points, d) for its diagonal; absent if not recorded or not
             asked for.
-        step_size: one number, or (episodes,); None if not recorded.
-        inverse_temperature: likewise.
+        step_size: one number, (episodes,), or a schedule (episodes, points); None if not recorded.
+        inverse_temperature: one number, or (episodes,); None if not recorded.
         last_steps: (episodes,), the number of steps that each episode made.
 
     Example:
@@ -60,6 +60,7 @@ class Chunks:
         times: as in `Recording.samples`.
         steps: likewise.
         scheme: the weight scheme.
+        block_size: how many consecutive episodes become one of the samples; `chunk_size` is a multiple of it.
         completion: what stands in for what was not recorded.
 
     Raises:
@@ -88,10 +89,12 @@ class Chunks:
         times: Any,
         steps: Any,
         scheme: Scheme,
+        block_size: int = 1,
         completion: Completion | None = None,
     ):
         self._read, self._num_episodes, self._chunk_size = read, num_episodes, chunk_size
-        self._times, self._steps, self._scheme, self._completion = times, steps, scheme, completion
+        self._options = {"times": times, "steps": steps, "scheme": scheme, "block_size": block_size}
+        self._completion = completion
 
     def __len__(self) -> int:
         return -(-self._num_episodes // self._chunk_size)
@@ -101,38 +104,47 @@ class Chunks:
             raise IndexError(f"there are {len(self)} chunks, got number {number}")
         first = number * self._chunk_size
         part = self._read(first, first + self._chunk_size)
-        return weigh_part(part, self._completion, first, times=self._times, steps=self._steps, scheme=self._scheme)
+        return weigh_part(part, self._completion, first, **self._options)
 
     def __iter__(self) -> Iterator[Samples]:
         return (self[number] for number in range(len(self)))
 
 
 def weigh_part(
-    part: Part, completion: Completion | None, first: int = 0, *, times: Any, steps: Any, scheme: Scheme | None
+    part: Part,
+    completion: Completion | None,
+    first: int = 0,
+    *,
+    times: Any,
+    steps: Any,
+    scheme: Scheme | None,
+    block_size: int = 1,
 ) -> Samples:
-    """The samples of a part that begins at episode `first`, with the default scheme for None."""
+    """The samples of a part that begins at episode `first`, `block_size` of its episodes as one."""
     episodes, points, _ = part["x"].shape
-    stops = stops_of(times, steps, part["step_size"], episodes, points)
-    return weigh_log(log_of(part), _temperature(part), stops, scheme, completion, first)
+    stops = stops_of(times, steps, part["step_size"], episodes, points, part["last_steps"])
+    samples = weigh_log(log_of(part, block_size), _temperature(part), stops, scheme, completion, first)
+    return in_blocks(samples, block_size)
 
 
-def completion_of(part: Part, model: AbstractPotential | None) -> Completion | None:
+def completion_of(part: Part, model: AbstractPotential | None, block_size: int = 1) -> Completion | None:
     """What stands in for what was not recorded, from these episodes or from a model that is given."""
-    return make_completion(log_of(part), model)
+    return make_completion(log_of(part, block_size), model)
 
 
-def path_batch(part: Part, completion: Completion | None) -> Path:
+def path_batch(part: Part, completion: Completion | None, block_size: int = 1) -> Path:
     """The first episodes of a recording as a batch of paths, with nothing missing."""
-    log = log_of(part)
+    log = log_of(part, block_size)
     return paths_of(log, fill(log, completion), _temperature(part))
 
 
-def log_of(part: Part) -> Log:
+def log_of(part: Part, block_size: int = 1) -> Log:
     """A part as arrays on the device, None where nothing was recorded."""
     x, gradient, hessian = jnp.asarray(part["x"]), part.get("gradient"), part.get("hessian")
     gradient, hessian = (None if array is None else jnp.asarray(array) for array in (gradient, hessian))
-    step_size = per_episode("step_size", part["step_size"], len(x), x.dtype)
-    return Log(x, gradient, hessian, step_size, jnp.asarray(part["last_steps"]).astype(jnp.int32))
+    step_size = jnp.asarray(part["step_size"]).astype(x.dtype)
+    step_size = step_size if step_size.ndim == 2 else jnp.broadcast_to(step_size, (len(x),))  # a schedule, or one each
+    return Log(x, gradient, hessian, step_size, jnp.asarray(part["last_steps"]).astype(jnp.int32), block_size)
 
 
 def _temperature(part: Part) -> Any:

@@ -14,7 +14,6 @@ all points of the paths, and not only those at the conditioning times.
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -40,13 +39,21 @@ _MOST_POINTS = 2_000_000  # that the model is fitted to; of more, evenly spaced 
 
 
 class Log(NamedTuple):
-    """Episodes as they were recorded: what is None was not. `hessian` may be diagonals, of the shape of x."""
+    """Episodes as they were recorded: what is None was not. `hessian` may be diagonals, of the shape of x.
+
+    Halves are made of blocks of `block_size` consecutive episodes, which may depend on each other.
+    """
 
     x: Float[Array, "episodes points d"]
     gradient: Float[Array, "episodes points d"] | None
     hessian: Array | None
     step_size: Array  # (episodes,), or (episodes, points) where it changes
     last_steps: Int[Array, " episodes"]
+    block_size: int = 1
+
+    def half(self, number: int, first: int = 0) -> Int[np.ndarray, " some"]:
+        """The episodes of the even blocks for 0, of the odd ones for 1; the log's first is episode `first` of all."""
+        return np.flatnonzero((first + np.arange(self.x.shape[0])) // self.block_size % 2 == number)
 
     @property
     def rung(self) -> Rung:
@@ -124,17 +131,20 @@ def _is_spread(log: Log) -> bool:
     """Whether each half of the episodes has a move, and positions differ along each axis."""
     x, moved = np.asarray(log.x), np.asarray(log.last_steps) > 0
     first = x[moved, 0]
-    return bool(moved[::2].any() and moved[1::2].any() and np.all(np.ptp(np.concatenate([first, x[moved, 1]]), 0) > 0))
+    both = moved[log.half(0)].any() and moved[log.half(1)].any()
+    return bool(both and np.all(np.ptp(np.concatenate([first, x[moved, 1]]), 0) > 0))
 
 
 def _fit(log: Log) -> Models:
     """The splines of a log."""
     points, dtype = _points(log), log.x.dtype
-    parts = [tuple(None if a is None else a[first::2].reshape(-1, *a.shape[2:]) for a in points) for first in (0, 1)]
+    parts = [
+        tuple(None if a is None else a[log.half(number)].reshape(-1, *a.shape[2:]) for a in points) for number in (0, 1)
+    ]
     x, seen = np.asarray(points.x, np.float64), np.asarray(points.observed)
     low, high = x[seen].min(0), x[seen].max(0)
     fits = fit_parts(parts, low, high, diagonal=log.rung == "diagonals")  # type: ignore[arg-type]
-    variance = variance_table(fits.linear(), points, low, high)
+    variance = variance_table(fits.linear(), points.in_blocks(log.block_size), low, high)
     return Models(fits.potential(dtype), (fits.potential(dtype, 0), fits.potential(dtype, 1)), variance)
 
 
@@ -145,6 +155,16 @@ class _Points(NamedTuple):
     gradient: Array
     hessian: Array | None
     observed: Array
+
+    def in_blocks(self, size: int) -> "_Points":
+        """So many consecutive episodes as one; the last is filled up with rows that do not count."""
+        missing = -self.x.shape[0] % size
+
+        def block(array: Array) -> Array:
+            filled = jnp.pad(array, [(0, missing), *((0, 0),) * (array.ndim - 1)])
+            return filled.reshape(filled.shape[0] // size, -1, *array.shape[2:])
+
+        return _Points(*(None if array is None else block(array) for array in self))  # type: ignore[arg-type]
 
 
 def _points(log: Log) -> _Points:
@@ -176,8 +196,7 @@ def fill(log: Log, completion: Completion | None, first: int = 0) -> Filled:
         whole = log.hessian if log.hessian.ndim == 4 else log.hessian[..., None]
         return Filled(gradient, gradient, whole, last_steps)
     halves = completion.models.halves
-    of_others = halves[(first + 1) % 2], halves[first % 2]
-    drift, hessian = _of_models(*of_others, log.x)
+    drift, hessian = _of_others(halves, (log.half(0, first), log.half(1, first)), log.x)
     if log.rung == "diagonals":
         assert log.hessian is not None
         eye = jnp.eye(log.x.shape[-1], dtype=bool)[None, None]
@@ -186,17 +205,16 @@ def fill(log: Log, completion: Completion | None, first: int = 0) -> Filled:
 
 
 @eqx.filter_jit
-def _of_models(for_even: AbstractPotential, for_odd: AbstractPotential, x: Array) -> tuple[Array, Array]:
-    """Gradients and Hessians of one model at the even episodes, and of the other at the odd ones."""
+def _of_others(
+    halves: tuple[AbstractPotential, AbstractPotential],
+    members: tuple[Array | np.ndarray, Array | np.ndarray],
+    x: Array,
+) -> tuple[Array, Array]:
+    """Gradients and Hessians at the episodes of each half, of the model of the other."""
+    episodes, rows, d = x.shape
     safe = jnp.where(jnp.isfinite(x), x, 0)
-    parts = [
-        [jax.vmap(jax.vmap(derivative))(safe[start::2]) for derivative in (model.gradient, model.hessian)]
-        for start, model in ((0, for_even), (1, for_odd))
-    ]
-
-    def woven(even: Array, odd: Array) -> Array:
-        both = jnp.zeros((x.shape[0], *even.shape[1:]), even.dtype)
-        return both.at[::2].set(even).at[1::2].set(odd)
-
-    gradient, hessian = itertools.starmap(woven, zip(*parts, strict=True))
+    gradient, hessian = jnp.zeros((episodes, rows, d), x.dtype), jnp.zeros((episodes, rows, d, d), x.dtype)
+    for model, own in ((halves[1], members[0]), (halves[0], members[1])):
+        gradient = gradient.at[own].set(jax.vmap(jax.vmap(model.gradient))(safe[own]))
+        hessian = hessian.at[own].set(jax.vmap(jax.vmap(model.hessian))(safe[own]))
     return gradient, hessian

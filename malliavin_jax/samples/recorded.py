@@ -52,8 +52,12 @@ def samples_from_paths(
             with noise of variance 2/(βε).
         hessian: Hessians, of shape (episodes, points, d, d); or their diagonals, of shape (episodes, points, d), which
             the model completes; or None.
-        step_size: ε, one number, or one for each episode where several learners were recorded.
-        times: conditioning times, multiples of every step size; or `steps` in their place.
+        step_size: ε, one number; or one for each episode, where several learners were recorded; or a schedule,
+            (points,) for all episodes or (episodes, points), whose entry k is the size of the step from row k (the last
+            one is never used). With as many episodes as points, one dimension means episodes: write (1, points) for the
+            schedule. A schedule must be settled beforehand, not follow the path.
+        times: conditioning times, multiples of every step size, or times that every schedule meets; or `steps` in
+            their place.
         steps: conditioning times as numbers of steps, the same for all episodes.
         scheme: the weight scheme. None takes `Adapted`, with which E[∂_i φ(X_s)] = E[φ(X_s) S_i] is exact whatever
             the loss, at the rates that suit the Hessians of the first 256 episodes.
@@ -96,9 +100,7 @@ def samples_from_paths(
         raise ValueError("gradient must be given where hessian is")
     if hessian is not None:
         check_shape("hessian", hessian, x.shape if hessian.ndim == 3 else (*x.shape, d))
-    epsilon = per_episode("step_size", step_size, episodes, x.dtype)
     beta = per_episode("inverse_temperature", inverse_temperature, episodes, x.dtype)
-    stops = stops_of(times, steps, step_size, episodes, points)
     last_steps = jnp.full(episodes, points - 1, jnp.int32) if last_steps is None else jnp.asarray(last_steps)
     check_shape("last_steps", last_steps, (episodes,))
     if not jnp.issubdtype(last_steps.dtype, jnp.integer):
@@ -107,6 +109,14 @@ def samples_from_paths(
         raise ValueError(
             f"last_steps must be between 0 and {points - 1} steps, got {np.min(last_steps)} to {np.max(last_steps)}"
         )
+    step_size = per_step(step_size, episodes, points)
+    if np.ndim(step_size) < 2:
+        epsilon = per_episode("step_size", step_size, episodes, x.dtype)
+    else:
+        epsilon = jnp.asarray(step_size).astype(x.dtype)
+        if is_concrete(step_size, last_steps):
+            check_positive("step_size", np.asarray(step_size)[made_steps(last_steps, points)])
+    stops = stops_of(times, steps, step_size, episodes, points, last_steps)
     seen = jnp.arange(points, dtype=last_steps.dtype)[None, :] <= last_steps[:, None]
     given = {"x": x, "gradient": gradient, "hessian": hessian}
     check_values({name: array for name, array in given.items() if array is not None}, seen, "step")
@@ -177,11 +187,34 @@ def per_episode(name: str, value: Any, episodes: int, dtype: Any) -> Float[Array
     return jnp.broadcast_to(jnp.asarray(value).astype(dtype), (episodes,))
 
 
-def stops_of(times: Any, steps: Any, step_size: Any, episodes: int, points: int) -> Int[np.ndarray, "episodes times"]:
+def per_step(step_size: Any, episodes: int, points: int) -> Any:
+    """Step sizes as one number, (episodes,) or (episodes, points), from these or from one schedule for all episodes."""
+    shape = np.shape(step_size)
+    if shape in ((), (episodes,)):
+        return step_size
+    array = step_size if isinstance(step_size, jax.Array | np.ndarray) else np.asarray(step_size)
+    array = array[None] if shape == (points,) else array
+    if array.shape not in ((1, points), (episodes, points)):
+        raise ValueError(
+            f"step_size must be one number or have shape ({episodes},), one for each episode, or ({points},), "
+            f"(1, {points}) or ({episodes}, {points}), one for each step, got shape {shape}"
+        )
+    return (jnp if isinstance(array, jax.Array) else np).broadcast_to(array, (episodes, points))
+
+
+def made_steps(last_steps: Any, points: int) -> np.ndarray:
+    """Whether row k of each episode was followed by a step, (episodes, points)."""
+    return np.arange(points)[None, :] < np.asarray(last_steps)[:, None]
+
+
+def stops_of(
+    times: Any, steps: Any, step_size: Any, episodes: int, points: int, last_steps: Any = None
+) -> Int[np.ndarray, "episodes times"]:
     """The rows at which each episode is conditioned, from `times` (multiples of every step size) or from `steps`.
 
-    Learners with large steps reach a time in fewer of them. Rows past the recorded ones are left as they are, to be
-    marked unobserved; a last time that no learner reaches is an error.
+    A schedule of step sizes is looked at up to `last_steps`, and must meet each time that it reaches. Learners with
+    large steps reach a time in fewer of them. Rows past the recorded ones are left as they are, to be marked
+    unobserved; a last time that no learner reaches is an error.
     """
     if (times is None) == (steps is None):
         raise ValueError(f"give either times or steps, got times={times!r} and steps={steps!r}")
@@ -197,6 +230,9 @@ def stops_of(times: Any, steps: Any, step_size: Any, episodes: int, points: int)
         return np.broadcast_to(np.asarray(rows, np.int32), (episodes, len(rows)))
     if not is_concrete(step_size):
         steps_at(times, step_size)  # says why not
+    if np.ndim(step_size) == 2:
+        ends = points - 1 if last_steps is None or not is_concrete(last_steps) else last_steps
+        return _stops_on(np.asarray(step_size, float), times, ends)
     sizes, learner = np.unique(np.asarray(step_size), return_inverse=True)
     table = np.asarray([steps_at(times, size) for size in sizes], np.int32)
     if np.all(table[:, -1] >= points):
@@ -204,3 +240,37 @@ def stops_of(times: Any, steps: Any, step_size: Any, episodes: int, points: int)
         ends, last = ((points - 1) * float(sizes[first]), table[first, -1] * float(sizes[first]))
         raise ValueError(f"times must lie inside the recorded paths, which end at {ends}, got {last}")
     return np.broadcast_to(table[learner.reshape(-1)], (episodes, table.shape[1]))
+
+
+def _stops_on(sizes: np.ndarray, times: Any, last_steps: Any) -> Int[np.ndarray, "episodes times"]:
+    """The rows at which schedules (episodes, points) meet `times`; one row too many where an episode ends before."""
+    listed = np.atleast_1d(np.asarray(times, float))
+    if (
+        listed.ndim != 1
+        or listed.size == 0
+        or not np.all(np.isfinite(listed))
+        or np.any(np.diff(listed, prepend=0) <= 0)
+    ):
+        raise ValueError(f"times must be a list of strictly increasing, positive times, got {times!r}")
+    episodes, points = sizes.shape
+    made = made_steps(np.broadcast_to(last_steps, (episodes,)), points)
+    off = np.where(made, 1e-3 * sizes, 0)  # a time may be off by a thousandth of a step, as in `steps_at`
+    elapsed = np.cumsum(np.where(made, sizes, np.inf), axis=1)  # after the step from each row; no time is past the end
+    stops = np.full((episodes, len(listed)), points, np.int32)
+    for column, time in enumerate(listed):
+        row = np.argmax(elapsed > time - off, axis=1)
+        reached = elapsed[np.arange(episodes), row]
+        there = np.isfinite(reached)
+        wrong = there & (reached > time + off[np.arange(episodes), row])
+        if np.any(wrong):
+            first = int(np.argmax(wrong))
+            raise ValueError(
+                f"times must be met by every schedule of step sizes: episode {first} goes from "
+                f"{reached[first] - sizes[first, row[first]]:.6g} to {reached[first]:.6g} in one step, past {time}; "
+                "condition at steps= in place of times="
+            )
+        stops[there, column] = row[there] + 1
+    if np.all(stops[:, -1] == points):
+        ends = np.max(np.where(made, elapsed, 0))
+        raise ValueError(f"times must lie inside the recorded paths, which end at {ends:.6g}, got {listed[-1]}")
+    return stops

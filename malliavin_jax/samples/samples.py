@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -116,6 +117,22 @@ class EpisodeSamples(NamedTuple):
 
         hessian = None if self.hessian is None else mask(self.hessian)
         return EpisodeSamples(mask(self.x), mask(self.gradient), hessian, mask(self.weight), self.observed)
+
+
+def in_blocks(samples: Samples, size: int) -> Samples:
+    """The same points, with `size` consecutive episodes, which may depend on each other, as one; the last is filled up.
+
+    Standard errors are made of the sums of episodes: of those of blocks, they take all dependence within into account.
+    """
+    if size == 1:
+        return samples
+
+    def block(leaf: Array) -> Array:
+        filling = [(0, -leaf.shape[0] % size)] + [(0, 0)] * (leaf.ndim - 1)
+        full = jnp.pad(leaf, filling, constant_values=False if leaf.dtype == bool else jnp.nan)
+        return full.reshape(-1, size * leaf.shape[1], *leaf.shape[2:])
+
+    return jax.tree.map(block, samples)
 
 
 def check_values(arrays: dict[str, Array], where: Array, axis: str) -> None:

@@ -7,6 +7,10 @@ Bismut's integration by parts, for the discrete chain.
 
 The variance is Σ_k E|h_{k+1} − M_k h_k|²/σ². To leading order in ε, and if the law of H does not change in time, it
 depends on h through h'² + h E[H²] h alone, and is least for h_k = sinh(κkε)/sinh(κnε) with κ² = E[H²].
+
+Where step sizes vary, by a schedule settled beforehand, M_k and σ_k are those of each step, and the time t_k elapsed at
+step k takes the place of kε. All of the above holds for it: exact for every h, and least to leading order for the same
+function of time.
 """
 
 from typing import Any, NamedTuple
@@ -40,7 +44,8 @@ class Adapted(eqx.Module):
     gradients, minibatches and long steps do not bias it. κ decides the variance, which is flat around its least, at
     κ² = E[H²]; `Adapted.fit` takes it from Hessians. On smooth losses E|S|² is then a few per cent above that of
     `Canonical`; on rough ones it is several times below. One product of H with a vector a step, so that a
-    `potentials.MatrixFree` loss serves as well, and nothing to solve.
+    `potentials.MatrixFree` loss serves as well, and nothing to solve. With a schedule of step sizes, v_k is
+    sinh(κt_k)/sinh(κt_{k+1}), where t_k is the time elapsed at step k.
 
     Args:
         rate: κ, in inverse units of time, at least 0: one number, or one for each direction, (d,).
@@ -107,12 +112,14 @@ class Adapted(eqx.Module):
         """The recursion above, one step on."""
         S, noise, step_size = small_tensors.unpack(state.S, 1), scaled_noise(transition), transition.step_size
         moved = noise - small_tensors.scale(times(transition.before.hessian, noise), step_size)
-        S = self._shorten(S - moved, state.k, step_size) + noise
+        # The time elapsed, in units of this step: a whole number where all steps are alike.
+        steps = state.k if transition.time is None else transition.time / step_size
+        S = self._shorten(S - moved, steps, step_size) + noise
         return AdaptedState(small_tensors.pack(S), state.k + 1)
 
-    def _shorten(self, vector: Tensor, k: Int[Array, ""], step_size: Scalar) -> Tensor:
+    def _shorten(self, vector: Tensor, steps: Int[Array, ""] | Scalar, step_size: Scalar) -> Tensor:
         """v_k times a vector."""
-        share = kept_share(jnp.asarray(self.rate, step_size.dtype) * step_size, k)
+        share = kept_share(jnp.asarray(self.rate, step_size.dtype) * step_size, steps)
         if share.ndim == 0:
             return small_tensors.scale(vector, share)
         if self.directions is None:
@@ -133,8 +140,8 @@ def adapted_to(second_moment: Matrix) -> Adapted:
     return Adapted(jnp.sqrt(jnp.maximum(squares, 0)), directions)
 
 
-def kept_share(turn: Array, k: Int[Array, ""]) -> Array:
-    """sinh(k·turn)/sinh((k + 1)·turn), k/(k + 1) at 0, with no exponential that grows."""
+def kept_share(turn: Array, k: Int[Array, ""] | Scalar) -> Array:
+    """sinh(k·turn)/sinh((k + 1)·turn), k/(k + 1) at 0, with no exponential that grows; k need not be whole."""
     still = turn == 0
     decay, k = -2 * jnp.where(still, 1, turn), k.astype(turn.dtype)
     ratio = jnp.exp(decay / 2) * jnp.expm1(decay * k) / jnp.expm1(decay * (k + 1))

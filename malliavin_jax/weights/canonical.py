@@ -14,12 +14,13 @@ The divergence needs ∂³L; the argument `third` says where it comes from (see 
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax.numpy as jnp
 
 from .._base import small_tensors
 from .._base.small_tensors import Leaves, unroll
 from .._base.types import Vector
 from ..learner.learner import Transition
-from .third_derivative import Third, check_third, jacobian, matrices, rank_one, scaled_noise, trace_term
+from .third_derivative import Third, check_third, jacobian, matrices, rank_one, relative_size, scaled_noise, trace_term
 
 
 class CanonicalState(NamedTuple):
@@ -39,6 +40,9 @@ class Canonical(eqx.Module):
         E ← (M⊗M⊗M) E + Q                   Q_qrs = Σ_{p,c} (MA)_qp T_rcp (MA)_sc
         A ← M A M + I
         S = A⁻¹ (F − e1 − e2)               e1_s = Σ_{q,r} (A⁻¹)_qr E_qrs,  e2_r = Σ_{q,s} (A⁻¹)_qs E_qrs
+
+    Where step sizes vary, A, F and E are counted in units of the first step: with r = ε_k/ε_0 the noise enters as
+    r ξ_{k+1}/σ_k, and A ← M A M + r I.
 
     A ⪰ I, so nothing is divided by zero even where εH ≥ 1. O(d⁴) a step and O(d³) memory: meant for d ≤ 5.
 
@@ -87,7 +91,14 @@ class Canonical(eqx.Module):
         M, noise = jacobian(matrices(transition).before, transition), scaled_noise(transition)
         if len(M) == 1:
             return self._step_on_the_line(F[0], R[0, 0], E[0, 0, 0], M[0, 0], noise[0], transition)
-        R_next, W, V = small_tensors.factor_with_identity(M @ R)
+        size = relative_size(transition)
+        if size is None:
+            R_next, W, V = small_tensors.factor_with_identity(M @ R)
+        else:  # [MR √r I] = R⁺ [W √r R⁺⁻¹]; V stands for R⁺⁻¹ below
+            root = jnp.sqrt(size)
+            R_next, W, V = small_tensors.factor_with_identity(small_tensors.scale(M @ R, 1 / root))
+            R_next, V = small_tensors.scale(R_next, root), small_tensors.scale(V, 1 / root)
+            noise = small_tensors.scale(noise, size)
         Y = W @ R.T  # V M A
         if callable(self.third):
             T = unroll(transition.step_size * self.third(transition.before.x))
@@ -107,8 +118,11 @@ class Canonical(eqx.Module):
             b = transition.step_size * self.third(transition.before.x)[0, 0, 0]
         else:
             b = trace_term(self.third, transition)[0]
-        mA = m * A
-        return CanonicalState(*((leaf,) for leaf in (m * F + noise + b * A, m * mA + 1, m * m * m * E + mA * b * mA)))
+        size, mA = relative_size(transition), m * A
+        noise, floor = (noise, 1) if size is None else (size * noise, size)
+        return CanonicalState(
+            *((leaf,) for leaf in (m * F + noise + b * A, m * mA + floor, m * m * m * E + mA * b * mA))
+        )
 
     def weight(self, state: CanonicalState) -> Vector:
         """S after the last step taken."""

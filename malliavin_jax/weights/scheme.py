@@ -74,15 +74,29 @@ def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
     points = Point(path.x, path.gradient, path.hessian)
     before, after = (jax.tree.map(lambda leaf, s=s: leaf[s], points) for s in (slice(-1), slice(1, None)))
 
-    def body(state: Any, pair: tuple[Point, Point]) -> tuple[Any, Vector]:
-        before, after = pair
-        state = scheme.step(state, Transition(before, after, path.step_size, path.inverse_temperature))
+    beta = path.inverse_temperature
+
+    def body(state: Any, seen: tuple[Point, Point, tuple[Array, Array] | None]) -> tuple[Any, Vector]:
+        before, after, scheduled = seen
+        if scheduled is None:
+            transition = Transition(before, after, path.step_size, beta)
+        else:
+            transition = Transition(before, after, scheduled[0], beta, scheduled[1], path.step_size[0])
+        state = scheme.step(state, transition)
         return state, scheme.weight(state)
 
-    _, weights = lax.scan(body, scheme.init(dim, dtype), (before, after))
+    _, weights = lax.scan(body, scheme.init(dim, dtype), (before, after, _scheduled(path)))
     steps = jnp.arange(1, path.num_steps + 1, dtype=path.last_step.dtype)
     check_fine_enough(weights, steps <= path.last_step, scheme)
     return jnp.concatenate([jnp.zeros((1, dim), dtype), weights])
+
+
+def _scheduled(path: Path) -> tuple[Array, Array] | None:
+    """The size of each step and the time elapsed before it, where a path has a schedule."""
+    if path.step_size.ndim == 0:
+        return None
+    sizes = path.step_size[:-1]
+    return sizes, jnp.concatenate([jnp.zeros(1, sizes.dtype), jnp.cumsum(sizes)[:-1]])
 
 
 def check_fine_enough(weight: Array, observed: Array, scheme: Scheme) -> None:

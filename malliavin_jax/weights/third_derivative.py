@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from .._base import small_tensors
 from .._base.small_tensors import Tensor, unroll
-from .._base.types import Matrix, Vector
+from .._base.types import Matrix, Scalar, Vector
 from ..learner.learner import Transition
 from ..potentials.products import Curvature, matrix_of
 
@@ -60,9 +60,14 @@ def jacobian(hessian: Matrix, transition: Transition) -> Tensor:
 
 def scaled_noise(transition: Transition) -> Tensor:
     """ξ_{k+1}/σ, read off the observed step: σξ = X_{k+1} − X_k + ε g_k."""
-    before, after, step_size, inverse_temperature = transition
+    before, after, step_size, inverse_temperature, *_ = transition
     noise = after.x - before.x + step_size * before.gradient
     return unroll(noise * (inverse_temperature / (2 * step_size)))
+
+
+def relative_size(transition: Transition) -> Scalar | None:
+    """ε_k/ε_0, the size of this step in units of the first; None where all steps are alike."""
+    return None if transition.first_step_size is None else transition.step_size / transition.first_step_size
 
 
 def rank_one(third: str, transition: Transition) -> tuple[Tensor, Tensor]:
@@ -78,7 +83,7 @@ def trace_term(third: str, transition: Transition) -> Tensor:
     if third == "covariation":
         change, noise = rank_one(third, transition)
         return change @ noise
-    before, after, step_size, inverse_temperature = transition
+    before, after, step_size, inverse_temperature, *_ = transition
     dx, hessians = after.x - before.x, matrices(transition)
     if third == "ito":
         change = inverse_temperature * (after.gradient - before.gradient)

@@ -17,6 +17,7 @@ from .third_derivative import (
     check_third,
     jacobian,
     matrices,
+    relative_size,
     scaled_noise,
     times,
     trace_term,
@@ -38,7 +39,8 @@ class Windowed(eqx.Module):
         V ← M⁻¹ ρ (V − c b_k) + ξ_{k+1}/σ,   c ← ρ c + 1,   S = V/c
 
     with (b_k)_j = ε Σ_{p,a} (M⁻¹)_pa ∂_a∂_j∂_p L(X_k), to leading order ε times the gradient of the Laplacian. A
-    positive rate puts the weight late, where the inverse Jacobian is tame. O(d²) memory and one solve with M a step;
+    positive rate puts the weight late, where the inverse Jacobian is tame. Where step sizes vary, a step counts by its
+    size: a_k ∝ ε_k exp(−2·rate·(t_n − t_{k+1})). O(d²) memory and one solve with M a step;
     `neumann=m` replaces the solve by m terms of Σ (εH)^j v, which needs only Hessian-vector products.
 
     Where M is not positive definite (εH ≥ 1 in some direction, after X_0) the chain is too coarse for this scheme: the
@@ -85,7 +87,7 @@ class Windowed(eqx.Module):
         """The state after one more observed step."""
         rho = jnp.exp(-2 * jnp.asarray(self.rate, transition.step_size.dtype) * transition.step_size)
         if self.neumann is None:
-            return _window_step(state, transition, self.third, decay=rho, gain=1)
+            return _window_step(state, transition, self.third, decay=rho, gain=_gain(transition))
         return _neumann_step(state, transition, self.third, self.neumann, decay=rho)
 
     def weight(self, state: WindowState) -> Vector:
@@ -140,7 +142,7 @@ class Reciprocal(eqx.Module):
         """The state after one more observed step."""
         if self.jacobian == "exponential":
             return _exponential_step(state, transition, self.third)
-        return _window_step(state, transition, self.third, decay=1, gain=1)
+        return _window_step(state, transition, self.third, decay=1, gain=_gain(transition))
 
     def weight(self, state: WindowState) -> Vector:
         """S after the last step taken."""
@@ -207,7 +209,7 @@ def _exponential_step(state: WindowState, transition: Transition, third: Third) 
     """One step, in one dimension, of an even window with exp(−εH) for M."""
     inverse = jnp.exp(transition.step_size * matrices(transition).before[0, 0])
     b = _trace(third, transition, None)
-    return _advance(state, transition, b, lambda V: small_tensors.scale(V, inverse), decay=1, gain=1)
+    return _advance(state, transition, b, lambda V: small_tensors.scale(V, inverse), decay=1, gain=_gain(transition))
 
 
 def _neumann_step(state: WindowState, transition: Transition, third: Third, terms: int, *, decay: Any) -> WindowState:
@@ -221,7 +223,7 @@ def _neumann_step(state: WindowState, transition: Transition, third: Third, term
         b = trace_term_by_products(transition)
     else:
         b = _trace(third, transition, _jacobian(state, transition))
-    return _advance(state, transition, b, inverse, decay=decay, gain=1)
+    return _advance(state, transition, b, inverse, decay=decay, gain=_gain(transition))
 
 
 def _advance(
@@ -232,6 +234,12 @@ def _advance(
     V = inverse(small_tensors.scale(V - small_tensors.scale(b, c), decay))
     V = V + small_tensors.scale(scaled_noise(transition), gain)
     return WindowState(small_tensors.pack(V), decay * c + gain, state.k + 1)
+
+
+def _gain(transition: Transition) -> Scalar | int:
+    """What a step adds to a window that is even in time: 1, or its size in units of the first where sizes vary."""
+    size = relative_size(transition)
+    return 1 if size is None else size
 
 
 def _jacobian(state: WindowState, transition: Transition) -> Tensor:

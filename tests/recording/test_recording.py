@@ -286,7 +286,9 @@ MISTAKES = {
     r"x must hold real numbers, got dtype object": lambda: recorded(x=np.asarray([None])),
     r"gradient must be an array of numbers, got list": lambda: recorded(gradient=[[1.0], [1.0, 2.0]]),
     r"step_size must be positive and finite, got -0\.1": lambda: recorded(step_size=-0.1),
-    r"step_size must be one number or have shape \(5,\), got shape \(2,\)": lambda: recorded(step_size=[0.1, 0.2]),
+    r"step_size must be one number or have shape \(5,\), one for each episode, .*, got shape \(2,\)": lambda: recorded(
+        step_size=[0.1, 0.2]
+    ),
     r"last_steps must have shape \(5,\), got \(1,\)": lambda: recorded(last_steps=[3]),
     r"last_steps must be whole numbers of steps, got dtype float64": lambda: recorded(last_steps=np.ones(5)),
     r"on_bad must be 'refuse' or 'drop', got 'ignore'": lambda: recorded(on_bad="ignore"),

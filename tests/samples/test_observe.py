@@ -409,7 +409,9 @@ BAD = {
     r"hessian must have shape \(6, 9, 2\), got \(6, 9, 1\)": lambda: weigh_recorded(
         hessian=recorded().hessian[..., 0, :1]
     ),
-    r"step_size must have shape \(6\), got \(2,\)": lambda: weigh_recorded(step_size=[0.02, 0.02]),
+    r"step_size must be one number or have shape \(6,\), .*, got shape \(2,\)": lambda: weigh_recorded(
+        step_size=[0.02, 0.02]
+    ),
     r"give either times or steps, got times=None and steps=None": lambda: weigh_recorded(times=None),
     r"give either times or steps, got times=\(0\.06, 0\.16\) and steps=3": lambda: weigh_recorded(steps=3),
     r"steps must lie inside the recorded paths, of 8 steps, got 9": lambda: weigh_recorded(times=None, steps=[1, 9]),

@@ -1,21 +1,4 @@
-"""Recordings on disk: one `.npz` file, or a folder of `.npy` files that may be larger than memory.
-
-Both hold arrays of these names, as in `Recording`; nothing else, and nothing is ever unpickled:
-
-    x                     (episodes, points, d)
-    gradient              (episodes, points, d)
-    hessian               (episodes, points, d, d), or (episodes, points, d) for its diagonal; may be absent
-    step_size             () or (episodes,); may be absent
-    inverse_temperature   () or (episodes,); may be absent
-    last_steps            (episodes,), the number of steps each episode made; may be absent: all rows count
-
-or, for one long log with restarts inside (see `split_log`), `x` and `gradient` of shape (rows, d), `hessian` of shape
-(rows, d, d) or (rows, d), and
-
-    starts                (episodes,), the row at which each episode starts, or (rows,) flags.
-
-In a folder `x` is the file `x.npy`. Numbers may be of any real dtype; they are used in float32 if none is wider.
-"""
+"""Recordings loaded and saved; what files there are is described in `malliavin_jax.io`."""
 
 import os
 from pathlib import Path
@@ -23,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ._base.files import write_whole
-from .recording.long_log import split_log
-from .recording.npy import Column, archived_arrays
-from .recording.recording import OnBad, Recording
+from .._base.files import write_whole
+from ..recording.long_log import split_log
+from ..recording.npy import Column, archived_arrays
+from ..recording.recording import OnBad, Recording
+from .blocks import MAX_BYTES, SETTINGS, read_blocks
 
-ARRAYS = ("x", "gradient", "hessian", "step_size", "inverse_temperature", "last_steps", "starts")
-MAX_BYTES = 8 * 2**30
+ARRAYS = ("x", "gradient", "hessian", "step_size", "inverse_temperature", "last_steps", "block_size", "starts")
 _ROWS = 65536  # episodes written at a time
 
 
@@ -38,20 +21,25 @@ def load(
     *,
     step_size: Any = None,
     inverse_temperature: Any = None,
+    piece_steps: int | None = None,
+    blocks: int | None = None,
     on_bad: OnBad = "refuse",
     max_bytes: int = MAX_BYTES,
 ) -> Recording:
-    """The recording in the `.npz` file or in the folder of `.npy` files at `path`.
+    """The recording in the `.npz` file, the folder of `.npy` files or the folder of a `Recorder` at `path`.
 
-    A folder has no limit of size: its files are mapped into memory and read in parts (`Recording.chunks`), except for
-    one long log, which is cut in memory.
+    A folder of `.npy` files has no limit of size: they are mapped into memory and read in parts (`Recording.chunks`),
+    except for one long log, which is cut in memory, as is that of a recorder.
 
     Args:
         path: the file or folder.
         step_size: if the files do not hold it.
         inverse_temperature: likewise.
+        piece_steps: for one long log: cut its episodes, or all of it if it never restarts, into pieces of so many
+            steps, as in `split_log`.
+        blocks: how many blocks these make, about, as in `split_log`.
         on_bad: "refuse" the first bad episode, or "drop" the bad ones, as in `Recording`.
-        max_bytes: refuse a `.npz` file that unpacks to more (default 8 GiB).
+        max_bytes: refuse a `.npz` file, a recorder's among them, that unpacks to more (default 8 GiB).
 
     Returns:
         The recording, checked.
@@ -82,18 +70,22 @@ def load(
                 raise ValueError(f"{name} is in {path} already, and is not {value}")
             arrays[name] = value
     try:
-        if "starts" not in arrays:
+        if "starts" not in arrays and piece_steps is None and blocks is None:
             return Recording(**arrays, on_bad=on_bad)
-        if "last_steps" in arrays:
-            raise ValueError("last_steps do not go with starts: an episode lasts until the next one starts")
-        arrays["starts"] = np.asarray(arrays["starts"])
-        return split_log(**arrays, on_bad=on_bad)
+        for name in ("last_steps", "block_size"):
+            if name in arrays:
+                raise ValueError(f"{name} do not go with starts: an episode lasts until the next one starts")
+        if "starts" in arrays:
+            arrays["starts"] = np.asarray(arrays["starts"])
+        return split_log(**arrays, piece_steps=piece_steps, blocks=blocks, on_bad=on_bad)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def _arrays_at(path: Path, max_bytes: int) -> dict[str, Any]:
     """The arrays at `path` by their names, which must be those of a recording."""
+    if (path / SETTINGS).is_file():
+        return _recorded(path, max_bytes)
     if path.is_dir():
         names = sorted(file.stem for file in path.glob("*.npy"))
         arrays: dict[str, Any] = {name: Column(path / f"{name}.npy", str(path / f"{name}.npy")) for name in names}
@@ -109,6 +101,25 @@ def _arrays_at(path: Path, max_bytes: int) -> dict[str, Any]:
     for name in ("x", "gradient"):
         if name not in arrays:
             raise ValueError(f"{path} must hold {name}; it holds {', '.join(sorted(arrays)) or 'no array'}")
+    if "block_size" in arrays:
+        number = np.asarray(arrays["block_size"])
+        if number.shape != () or number.dtype.kind not in "iu":
+            raise ValueError(f"{path} must hold a whole number block_size, got {number.dtype} of shape {number.shape}")
+        arrays["block_size"] = int(number)
+    return arrays
+
+
+def _recorded(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The rows of a recorder's folder as one long log; a log of positions alone has None for its gradients."""
+    rows = read_blocks(path, max_bytes=max_bytes)
+    if len(rows.x) < 2:
+        raise ValueError(f"{path} must hold at least two rows, a start and a step, it holds {len(rows.x)}")
+    arrays: dict[str, Any] = {"x": rows.x, "gradient": rows.gradient, "hessian": rows.hessian, "starts": rows.starts}
+    if rows.step_size is not None:
+        even = np.all(rows.step_size == rows.step_size[0])
+        arrays["step_size"] = rows.step_size[0] if even else rows.step_size
+    if rows.inverse_temperature is not None:
+        arrays["inverse_temperature"] = np.asarray(rows.inverse_temperature)
     return arrays
 
 
@@ -142,6 +153,7 @@ def save(path: str | os.PathLike, recording: Recording, *, compress: bool = Fals
     path = Path(path)
     if path.suffix == ".npz":
         arrays: dict[str, Any] = {name: array for name, array in recording.part().items() if array is not None}
+        arrays |= {"block_size": recording.block_size} if recording.block_size > 1 else {}
         savez = np.savez_compressed if compress else np.savez
         write_whole(path, lambda file: savez(file, allow_pickle=False, **arrays))
         return
@@ -154,6 +166,8 @@ def save(path: str | os.PathLike, recording: Recording, *, compress: bool = Fals
     for name, value in (("step_size", recording.step_size), ("inverse_temperature", recording.inverse_temperature)):
         if value is not None and value.ndim == 0:  # one number for all episodes
             np.save(path / f"{name}.npy", value, allow_pickle=False)
+    if recording.block_size > 1:
+        np.save(path / "block_size.npy", recording.block_size, allow_pickle=False)
     files: dict[str, np.ndarray] = {}
     for start in range(0, recording.num_episodes, _ROWS):
         for name, rows in recording.part(start, start + _ROWS).items():
