@@ -1,6 +1,6 @@
 """The gradient field of a bank of samples."""
 
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,6 +9,8 @@ from jaxtyping import Array, Int
 from .._base import mesh
 from .._base.checks import check_shape
 from .._base.types import Key, Scalar, Vector
+from ..checking.learners import Log
+from ..checking.report import checked
 from ..estimate.localizers import AbstractLocalizer, Laplace
 from ..estimate.ratio import Estimate
 from ..estimate.sums import Sums, add_up
@@ -23,6 +25,15 @@ from .correction import Correction, how_much, tabulate
 from .extrapolation import TabulatedTail, Tail, guarded_estimate, make_tail, smoothed
 from .judge import LEVEL, LEVEL_OF_PATHS
 from .sorted import SortedBank, sort_bank
+
+
+@runtime_checkable
+class Recorded(Log, Protocol):
+    """What this room knows of a `Recording`: all that the check looks at, and how to weigh it."""
+
+    def samples(self) -> Samples:
+        """All episodes, weighed at steps of its own choice."""
+        ...
 
 
 class MalliavinField(eqx.Module):
@@ -44,7 +55,8 @@ class MalliavinField(eqx.Module):
 
     Args:
         samples: the bank, with Hessians, or with a model that stands in for them (`samples_from_paths`): it is then the
-            model that is judged here, by a kernel average of its residuals that needs no Hessian.
+            model that is judged here, by a kernel average of its residuals that needs no Hessian. Or a `Recording`: it
+            is held against the law of its learner first, and then weighed at eight steps along its episodes.
         localizer: of the debiased estimate. "auto" (the default) takes the length of least estimated standard error
             and, beyond one dimension, the core of least estimated risk; or any of `Laplace`, `Gaussian`, `Heaviside`,
             `Centered`, or your own.
@@ -57,14 +69,15 @@ class MalliavinField(eqx.Module):
             shorter lengths against the debiased estimate, and takes the first that it does not reject at the level
             0.1 (0.01 where the model has seen all points of recorded paths). "full" is unbiased whatever the model is,
             chooses nothing, and has the larger variance (the paper's way); "none" is the fitted model alone.
+        check: what to do about a `Recording` that does not fit its learner: "error" (the default), "warn", or "off".
 
     Returns:
         Called as `field(alpha)` with α of shape (d,), an `Estimate` with d entries. `jit`, `vmap` and `scan` work.
 
     Raises:
-        ValueError: if `samples` hold no Hessians, fewer than two observed episodes or an observed number that is not
-            finite; if `localizer`, `control` or `correction` is a word that it does not take, or if they do not go
-            together; if α is not of shape (d,).
+        ValueError: if a recording does not fit its learner; if `samples` hold no Hessians, fewer than two observed
+            episodes or an observed number that is not finite; if `localizer`, `control` or `correction` is a word that
+            it does not take, or if they do not go together; if α is not of shape (d,).
 
     Example:
         ```python
@@ -95,11 +108,14 @@ class MalliavinField(eqx.Module):
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Samples | Recorded,
         localizer: AbstractLocalizer | Literal["auto"] = "auto",
         control: AbstractPotential | Literal["auto", "spline", "polynomial"] | None = "auto",
         correction: Literal["auto", "full", "none"] = "auto",
+        check: Literal["error", "warn", "off"] = "error",
     ):
+        if not isinstance(samples, Samples):
+            samples = _samples_of(samples, check)
         check_samples(samples)
         samples.require_hessian("MalliavinField")
         _check_words(localizer, control, correction, samples)
@@ -152,6 +168,17 @@ class MalliavinField(eqx.Module):
             return folded_sums(self.folds, alpha, self.localizer)
         pairs = zip(self.folds, self.sorted, strict=True)
         return add_up([fold.with_model(bank.sums(alpha), alpha) for fold, bank in pairs])
+
+
+def _samples_of(recording: object, check: Literal["error", "warn", "off"]) -> Samples:
+    """The samples of a recording, once it was held against the law of its learner."""
+    if not isinstance(recording, Recorded):
+        raise ValueError(
+            f"samples must be Samples or a Recording, got {type(recording).__name__}: weigh paths with "
+            "samples_from_paths first"
+        )
+    checked(recording, check)
+    return recording.samples()
 
 
 def _check_words(localizer: object, control: object, correction: object, samples: Samples) -> None:

@@ -163,7 +163,8 @@ class Recording:
 
         Args:
             times: conditioning times, multiples of every step size, or met by every schedule.
-            steps: or the numbers of steps, the same for all episodes.
+            steps: or the numbers of steps, the same for all episodes. Without both, eight of them, evenly spaced up to
+                the median length of the episodes.
             scheme: the weight scheme; None takes that of `observe`.
             model: a potential to take what was not recorded from; None fits a spline.
 
@@ -171,13 +172,21 @@ class Recording:
             The samples: what `samples_from_paths` makes of the same arrays, with `block_size` episodes as one.
 
         Raises:
-            ValueError: if `step_size` or `inverse_temperature` are not recorded, if not exactly one of `times` and
-                `steps` is given or it lies outside the episodes, or if Hessians are needed and cannot be had.
+            ValueError: if `step_size` or `inverse_temperature` are not recorded, if both `times` and `steps` are given
+                or lie outside the episodes, or if something was not recorded in more than three dimensions.
         """
         self._check_settings()
+        if times is None and steps is None:
+            steps = self.usual_steps()
         part, blocks = self.part(), self.block_size
         completion = completion_of(part, model, blocks)
         return weigh_part(part, completion, times=times, steps=steps, scheme=scheme, block_size=blocks)
+
+    def usual_steps(self) -> list[int]:
+        """Eight conditioning steps, evenly spaced up to the median length of the episodes."""
+        # Of positions alone the last row has no move, and says nothing.
+        longest = max(1, int(np.median(self.last_steps)) - (not self.has_gradient))
+        return sorted({max(1, round(longest * share / 8)) for share in range(1, 9)})
 
     def chunks(
         self,

@@ -130,6 +130,42 @@ def test_a_model_of_the_users_is_taken_as_it_is():
     assert np.all(np.abs(got.value - coupled(ALPHAS)[0]) < 4 * got.stderr)
 
 
+# Recordings.
+
+
+def test_a_field_of_a_recording_checks_it_first():
+    x, gradient, _ = log(8, 500)
+    settings = {"step_size": SIZE, "inverse_temperature": 1.0}
+    field = mj.MalliavinField(mj.Recording(x, gradient, **settings))
+    got = at(field, jnp.asarray(ALPHAS))
+    assert np.all(np.abs(got.value - coupled(ALPHAS)[0]) < 4 * got.stderr)
+    flipped = mj.Recording(x, -gradient, **settings)
+    with pytest.raises(ValueError, match="the recording does not fit its learner: .*wrong sign"):
+        mj.MalliavinField(flipped)
+    with pytest.warns(RuntimeWarning, match="wrong sign"):
+        mj.MalliavinField(flipped, check="warn")
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_paths_are_no_samples():
+    with pytest.raises(ValueError, match="samples must be Samples or a Recording, got ndarray"):
+        mj.MalliavinField(log(8, 5)[0])
+
+
+def test_pieces_of_one_chain_are_halved_by_blocks():
+    """Blocks of four pieces: their Hessians come from the model of the other blocks, and the field finds them so."""
+    x, gradient, _ = log(9, 64)
+    recording = mj.Recording(x, gradient, step_size=SIZE, inverse_temperature=1.0, block_size=4)
+    samples = recording.samples(steps=[10, 20], scheme=mj.Adapted(2.0))
+    assert (samples.num_episodes, samples.num_times) == (16, 8)
+    mj.MalliavinField(samples)
+    halves = samples.completion.models.halves
+    own = jax.vmap(jax.vmap(halves[1].hessian))(jnp.asarray(x[:4, [10, 20]])).reshape(8, 1, 1)
+    np.testing.assert_allclose(samples.hessian[0], own, rtol=1e-9)
+    parts = list(recording.chunks(24, steps=[10, 20], scheme=mj.Adapted(2.0)))
+    np.testing.assert_allclose(np.concatenate([part.hessian for part in parts]), samples.hessian, rtol=1e-9)
+
+
 # In the plane.
 
 
