@@ -140,7 +140,7 @@ def test_a_field_of_a_recording_checks_it_first():
     got = at(field, jnp.asarray(ALPHAS))
     assert np.all(np.abs(got.value - coupled(ALPHAS)[0]) < 4 * got.stderr)
     flipped = mj.Recording(x, -gradient, **settings)
-    with pytest.raises(ValueError, match="the recording does not fit its learner: .*wrong sign"):
+    with pytest.raises(ValueError, match=r"the recording does not fit its learner: .*wrong sign"):
         mj.MalliavinField(flipped)
     with pytest.warns(RuntimeWarning, match="wrong sign"):
         mj.MalliavinField(flipped, check="warn")
