@@ -3,6 +3,7 @@
 import functools
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -80,6 +81,7 @@ def _box(mesh: Mesh, seen: Bool[Array, "..."]) -> tuple[Vector, Vector]:
     return jnp.stack(low), jnp.stack(high)
 
 
+@eqx.filter_jit  # so that a query outside `jit` is one program and not a hundred
 def estimate_at(mesh: Mesh, reading: Reading, alpha: Vector) -> Estimate:
     """The gradient of the fit inside the box of the data; beyond it goes on with its slope, or that of a spring."""
     dtype, place = alpha.dtype, alpha.astype(jnp.float64)
