@@ -23,13 +23,13 @@ from ..models.selection import short_localizer
 from ..recording.recording import Recording
 from ..recovery.integration import loss_from_estimates
 from ..recovery.loss import Loss
+from ..samples.completion import MISSING
 from ..samples.samples import Samples
 from ..streaming.accumulator import Accumulator
 from ..streaming.streams import accumulate
 from .output import Place, as_json, gradient_rows, loss_rows
 
 _IN_MEMORY = 2**26  # numbers of x, gradient and Hessian at the conditioning steps: more, and they are streamed
-_DEFAULT_TIMES = 8
 _POINTS = {1: 61, 2: 25, 3: 11}  # of the default grid, on each axis
 _GRID_NUMBERS = 2**21  # of the Hessians along the episodes whose positions the default grid is laid over
 _ALPHAS = 64  # points of the grid whose estimates are made at a time
@@ -101,7 +101,8 @@ def run_estimate(
 
     voice.note("writing" if place.folder is not None else "done")
     rows = gradient_rows(alphas, estimates)
-    content = as_json(place.marked({"data": str(data), "episodes": recording.num_episodes, "points": rows}))
+    said = {"data": str(data), "episodes": recording.num_episodes, "observed": bank.samples.rung, "points": rows}
+    content = as_json(place.marked(said))
     place.table("estimate.csv", rows)
     place.write("estimate.json", content)
     if recording.dim <= 2:
@@ -136,12 +137,12 @@ def run_recover(data: Path, place: Place, request: Request, grid: list[np.ndarra
     place.table("loss.csv", losses)
     place.picture("loss.png", lambda file: pictures.draw_loss(file, loss, place.title))
     place.picture("gradient.png", lambda file: pictures.draw_gradient(file, alphas, estimates, place.title))
-    report = f"{_summary(recording, loss, estimates, alphas)}\n\n{check}"
+    report = f"{_summary(recording, bank.samples, loss, estimates, alphas)}\n\n{check}"
     report = f"check failed: {'; '.join(place.failed)}\n\n{report}" if place.failed else report
     place.write("report.txt", report + "\n")
     voice.say(report)
-    content = {"data": str(data), "episodes": recording.num_episodes, "check": check.as_dict(), "loss": losses}
-    content["gradient"] = gradients
+    content = {"data": str(data), "episodes": recording.num_episodes, "observed": bank.samples.rung}
+    content |= {"check": check.as_dict(), "loss": losses, "gradient": gradients}
     _finish(place, as_json(place.marked(content)), voice)
     return 0
 
@@ -221,7 +222,7 @@ def _weigh(recording: Recording, request: Request, voice: Voice) -> Bank:
     """All episodes if their samples fit into memory, or if the user wants no chunks; else a chunk at a time."""
     times, steps = request.times, request.steps
     if times is None and steps is None:
-        steps = _default_steps(recording)
+        steps = recording.usual_steps()
     at_stops = len(times or steps or ()) * (2 * recording.dim + recording.dim**2)
     each = at_stops + (recording.num_steps + 1) * recording.dim**2  # numbers an episode takes, with all its Hessians
     voice.note(f"weighing them at {len(times or steps or ())} {'times' if times is not None else 'steps'}")
@@ -235,12 +236,6 @@ def _weigh(recording: Recording, request: Request, voice: Voice) -> Bank:
         )
     voice.note(f"{recording.num_episodes} episodes in {len(chunks)} chunks; the first chooses length and control")
     return Bank(chunks[0], tuple(eqx.Partial(chunks.__getitem__, number) for number in range(1, len(chunks))))
-
-
-def _default_steps(recording: Recording) -> list[int]:
-    """Eight, from a quarter to the whole of the median number of steps."""
-    longest = max(1, int(np.median(recording.last_steps)))
-    return sorted({max(1, round(longest * share)) for share in np.linspace(0.25, 1, _DEFAULT_TIMES)})
 
 
 # Field.
@@ -279,7 +274,7 @@ def _mesh(axes: list[np.ndarray]) -> np.ndarray:
     return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
 
 
-def _summary(recording: Recording, loss: Loss, estimates: Estimate, alphas: np.ndarray) -> str:
+def _summary(recording: Recording, samples: Samples, loss: Loss, estimates: Estimate, alphas: np.ndarray) -> str:
     value = np.ravel(np.asarray(loss.value))
     lowest, carried = int(np.nanargmin(value)), np.asarray(estimates.trusted)
     lines = [
@@ -289,6 +284,8 @@ def _summary(recording: Recording, loss: Loss, estimates: Estimate, alphas: np.n
         f"({', '.join(f'{a:.4g}' for a in alphas[lowest])}), highest {np.nanmax(value):.4g} above",
         f"median standard error of the gradient {np.median(np.asarray(estimates.stderr)[carried]):.3g}",
     ]
+    if samples.rung != "hessians":
+        lines.append(MISSING[samples.rung])
     if loss.curl is not None and loss.curl_expected is not None:
         curl, noise = float(loss.curl), float(loss.curl_expected)
         lines.append(f"part of the field that is no gradient {curl:.3g} (noise alone: {noise:.3g})")

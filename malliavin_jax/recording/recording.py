@@ -163,8 +163,7 @@ class Recording:
 
         Args:
             times: conditioning times, multiples of every step size, or met by every schedule.
-            steps: or the numbers of steps, the same for all episodes. Without both, eight of them, evenly spaced up to
-                the median length of the episodes.
+            steps: or the numbers of steps, the same for all episodes. Without both, `usual_steps`.
             scheme: the weight scheme; None takes that of `observe`.
             model: a potential to take what was not recorded from; None fits a spline.
 
@@ -183,10 +182,10 @@ class Recording:
         return weigh_part(part, completion, times=times, steps=steps, scheme=scheme, block_size=blocks)
 
     def usual_steps(self) -> list[int]:
-        """Eight conditioning steps, evenly spaced up to the median length of the episodes."""
+        """Eight conditioning steps, from a quarter to the whole of the median length of the episodes."""
         # Of positions alone the last row has no move, and says nothing.
         longest = max(1, int(np.median(self.last_steps)) - (not self.has_gradient))
-        return sorted({max(1, round(longest * share / 8)) for share in range(1, 9)})
+        return sorted({max(1, round(longest * share)) for share in np.linspace(0.25, 1, 8)})
 
     def chunks(
         self,
