@@ -100,7 +100,8 @@ def one_row(name, rung, episodes, sets):
     for number in range(sets):
         paths = simulate(jax.random.fold_in(jax.random.key(20), number), name, episodes)
         gradient, hessian = seen_on(rung, paths)
-        samples = mj.samples_from_paths(paths.x, gradient, hessian, step_size=STEP_SIZE, steps=CONDITIONED)
+        how = {"step_size": STEP_SIZE, "steps": CONDITIONED, "model": "spline"}  # as for a recording
+        samples = mj.samples_from_paths(paths.x, gradient, hessian, **how)
         field = mj.MalliavinField(samples)
         got = evaluate(field, case.alphas)
         off, stderr = np.asarray(got.value) - truth, np.asarray(got.stderr)

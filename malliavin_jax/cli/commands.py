@@ -227,7 +227,7 @@ def _weigh(recording: Recording, request: Request, voice: Voice) -> Bank:
     each = at_stops + (recording.num_steps + 1) * recording.dim**2  # numbers an episode takes, with all its Hessians
     voice.note(f"weighing them at {len(times or steps or ())} {'times' if times is not None else 'steps'}")
     if request.chunk_size is None and recording.num_episodes * each <= _IN_MEMORY:
-        return Bank(recording.samples(times=times, steps=steps), ())
+        return Bank(recording.samples(times=times, steps=steps, model="spline"), ())
     chunk_size = request.chunk_size or max(1000, _IN_MEMORY // (4 * each))
     chunks = recording.chunks(chunk_size, times=times, steps=steps)
     if len(chunks) < 2:

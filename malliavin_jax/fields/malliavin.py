@@ -31,8 +31,8 @@ from .sorted import SortedBank, sort_bank
 class Recorded(Log, Protocol):
     """What this room knows of a `Recording`: all that the check looks at, and how to weigh it."""
 
-    def samples(self) -> Samples:
-        """All episodes, weighed at steps of its own choice."""
+    def samples(self, *, model: Literal["spline"]) -> Samples:
+        """All episodes, weighed at steps of its own choice, with a model of all points of their paths."""
         ...
 
 
@@ -178,7 +178,7 @@ def _samples_of(recording: object, check: Literal["error", "warn", "off"]) -> Sa
             "samples_from_paths first"
         )
     checked(recording, check)
-    return recording.samples()
+    return recording.samples(model="spline")
 
 
 def _check_words(localizer: object, control: object, correction: object, samples: Samples) -> None:

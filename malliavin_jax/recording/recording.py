@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .._base.checks import check_count
-from ..potentials.base import AbstractPotential
+from ..samples.completion import Model
 from ..samples.default_scheme import default_scheme
 from ..samples.samples import Samples
 from ..weights.scheme import Scheme
@@ -157,7 +157,7 @@ class Recording:
         times: Any = None,
         steps: Any = None,
         scheme: Scheme | None = None,
-        model: AbstractPotential | None = None,
+        model: Model = None,
     ) -> Samples:
         """All episodes, weighed.
 
@@ -165,7 +165,8 @@ class Recording:
             times: conditioning times, multiples of every step size, or met by every schedule.
             steps: or the numbers of steps, the same for all episodes. Without both, `usual_steps`.
             scheme: the weight scheme; None takes that of `observe`.
-            model: a potential to take what was not recorded from; None fits a spline.
+            model: a potential to take what was not recorded from; None fits a spline where something is missing,
+                "spline" in any case (as `MalliavinField` of a recording does).
 
         Returns:
             The samples: what `samples_from_paths` makes of the same arrays, with `block_size` episodes as one.
@@ -194,7 +195,7 @@ class Recording:
         times: Any = None,
         steps: Any = None,
         scheme: Scheme | None = None,
-        model: AbstractPotential | None = None,
+        model: Model = None,
     ) -> Chunks:
         """The same samples, some episodes at a time: what `accumulate` consumes. Memory is that of one chunk.
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..learner.learner import Path
-from ..potentials.base import AbstractPotential
-from ..samples.completion import Completion, Log, fill, make_completion
+from ..samples.completion import Completion, Log, Model, fill, make_completion
 from ..samples.recorded import paths_of, per_episode, stops_of, weigh_log
 from ..samples.samples import Samples, in_blocks
 from ..weights.scheme import Scheme
@@ -127,7 +126,7 @@ def weigh_part(
     return in_blocks(samples, block_size)
 
 
-def completion_of(part: Part, model: AbstractPotential | None, block_size: int = 1) -> Completion | None:
+def completion_of(part: Part, model: Model, block_size: int = 1) -> Completion | None:
     """What stands in for what was not recorded, from these episodes or from a model that is given."""
     return make_completion(log_of(part, block_size), model)
 

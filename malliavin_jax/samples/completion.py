@@ -9,8 +9,8 @@
 The model is a spline fitted to all points of all paths, and cross-fitted: what is missing of an even episode comes from
 the model of the odd ones, and the other way round, so that an episode's weight does not depend on its own noise through
 the model. Weights made of a model's Hessians are right as far as these are; `MalliavinField` knows, and holds the model
-against an average that needs no Hessian. Where nothing is missing the model serves `MalliavinField` alone: it has seen
-all points of the paths, and not only those at the conditioning times.
+against an average that needs no Hessian. Where nothing is missing and a model is asked for all the same, it serves
+`MalliavinField` alone: it has seen all points of the paths, and not only those at the conditioning times.
 """
 
 import functools
@@ -29,6 +29,7 @@ from ..potentials.base import AbstractPotential
 from ..potentials.spline import fit_parts
 
 Rung = Literal["hessians", "diagonals", "gradients", "positions"]
+Model = AbstractPotential | Literal["spline"] | None  # what a caller may ask for
 
 MISSING = {
     "diagonals": "what lies beside the diagonals of Hessians comes from the model",
@@ -104,12 +105,14 @@ class Completion:
         return np.zeros_like(points) if table is None else table(points)
 
 
-def make_completion(log: Log, model: AbstractPotential | None = None) -> Completion | None:
-    """The models of a log; None where nothing is missing and there is nothing for a spline to fit."""
+def make_completion(log: Log, model: Model = None) -> Completion | None:
+    """The models of a log; None where nothing is missing, unless a spline is asked for and there is what to fit."""
     rung, d = log.rung, log.x.shape[-1]
-    if rung == "hessians" and (d > 3 or model is not None or not is_concrete(log) or not _is_spread(log)):
+    if isinstance(model, str) and model != "spline":
+        raise ValueError(f"model must be 'spline', a potential or None, got {model!r}")
+    if rung == "hessians" and (model != "spline" or d > 3 or not is_concrete(log) or not _is_spread(log)):
         return None
-    if model is not None:
+    if model is not None and not isinstance(model, str):
         return Completion(rung, lambda: Models(model, (model, model), None), given=True)
     if not is_concrete(log):
         raise ValueError(f"samples of {rung} alone are made outside jit, vmap and grad: a model must be fitted first")

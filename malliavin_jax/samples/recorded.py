@@ -19,9 +19,8 @@ from .._base.checks import (
     steps_at,
 )
 from ..learner.learner import Path
-from ..potentials.base import AbstractPotential
 from ..weights.scheme import Scheme, check_fine_enough, weigh
-from .completion import Completion, Filled, Log, fill, make_completion
+from .completion import Completion, Filled, Log, Model, fill, make_completion
 from .default_scheme import default_scheme
 from .samples import EpisodeSamples, Samples, check_values
 
@@ -37,7 +36,7 @@ def samples_from_paths(
     scheme: Scheme | None = None,
     inverse_temperature: Any = 1.0,
     last_steps: Any = None,
-    model: AbstractPotential | None = None,
+    model: Model = None,
 ) -> Samples:
     """Weigh recorded episodes.
 
@@ -67,7 +66,9 @@ def samples_from_paths(
             an episode must not depend on its path: integration by parts does not hold given an event of the noise
             (see `Recording`).
         model: a potential of yours to take what is missing from, in place of the spline; it should not have been
-            fitted to these episodes.
+            fitted to these episodes. "spline" fits one even where nothing is missing: `MalliavinField` then has a model
+            that has seen all points of the paths, and not only those at the conditioning times. (Samples with a model
+            of their own are no arrays alone: `samples.bare` are, to be joined with others.)
 
     Returns:
         The `Samples` of all episodes at all times. Of positions alone the last row has no move, and is not observed.

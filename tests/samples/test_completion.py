@@ -53,7 +53,7 @@ def sets():
     """For each rung, estimates and truths of several data sets, and one of the samples."""
     found = {}
     for rung in RUNGS:
-        made = [mj.samples_from_paths(*on(rung, *log(seed, 1000)), **SETTINGS) for seed in range(12)]
+        made = [mj.samples_from_paths(*on(rung, *log(seed, 1000)), **SETTINGS, model="spline") for seed in range(12)]
         fields = [mj.MalliavinField(samples) for samples in made]
         found[rung] = made, fields, [at(field, jnp.asarray(ALPHAS)) for field in fields]
     return found
@@ -175,7 +175,9 @@ def plane():
 
 
 def test_diagonals_are_completed_and_not_by_zeros(plane):
-    samples = {rung: mj.samples_from_paths(*on(rung, *plane), **SETTINGS) for rung in ("hessians", "diagonals")}
+    samples = {
+        rung: mj.samples_from_paths(*on(rung, *plane), **SETTINGS, model="spline") for rung in ("hessians", "diagonals")
+    }
     full, completed = samples["hessians"], samples["diagonals"]
     np.testing.assert_array_equal(np.diagonal(completed.hessian, 0, 2, 3), np.diagonal(full.hessian, 0, 2, 3))
     beside = np.asarray(completed.hessian)[..., 0, 1]
@@ -234,6 +236,9 @@ def test_a_wrong_model_is_found_without_hessians():
 
 
 REFUSED = {
+    r"model must be 'spline', a potential or None, got 'x'": lambda x: mj.samples_from_paths(
+        x, x, model="x", **SETTINGS
+    ),
     r"Hessians must be given in 4 dimensions, or a model of the loss": lambda x: mj.samples_from_paths(
         np.concatenate([x] * 4, -1), np.concatenate([x] * 4, -1), **SETTINGS
     ),
@@ -247,6 +252,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("message", REFUSED)
 def test_refused(message):
     with pytest.raises(ValueError, match=message):
