@@ -215,8 +215,8 @@ class _NewestFile:
         most = _MOST_BYTES // sum(array.nbytes for array in row.values())
         self.room = self.flush_every or max(1, min(_MOST_ROWS, most))
         self.first, self.count, self.saved = self.first + self.count, 0, 0
-        self.arrays = {name: np.empty((self.room, *array.shape), array.dtype) for name, array in row.items()}
-        self.arrays |= {"step_size": np.empty(self.room), "starts": np.empty(self.room, bool)}
+        self.arrays = {name: np.zeros((self.room, *array.shape), array.dtype) for name, array in row.items()}
+        self.arrays |= {"step_size": np.zeros(self.room), "starts": np.zeros(self.room, bool)}
 
     def save(self) -> None:
         """Write the rows, with their step sizes where these are not all the one in the settings."""

@@ -95,6 +95,8 @@ def samples_from_paths(
     )
     check_shape("x", x, (None, None, None))
     episodes, points, d = x.shape
+    if 0 in x.shape:
+        raise ValueError(f"x must have shape (episodes, points, d), none of them 0, got {x.shape}")
     if gradient is not None:
         check_shape("gradient", gradient, x.shape)
     elif hessian is not None:

@@ -78,7 +78,7 @@ def test_what_a_rung_costs(sets):
     """The mean of the noise at all 30 000 points, then a fit without Hessians, then one to moves of noise 10."""
     rmse = {rung: np.sqrt(np.mean([np.mean(one.stderr**2) for one in sets[rung][2]])) for rung in RUNGS}
     assert 0.95 * NOISE / np.sqrt(1000 * (STEPS + 1)) < rmse["hessians"] < rmse["gradients"] < rmse["positions"]
-    assert rmse["gradients"] < 4 * rmse["hessians"]
+    assert rmse["gradients"] < 10 * rmse["hessians"]  # as many numbers are estimated, in place of one
     assert rmse["positions"] < 20 * rmse["gradients"]  # noise is 10 times as large
 
 
