@@ -127,6 +127,15 @@ def functionals(key):
     return mj.wiener.conditional_expectation(sample, 0.1, mj.wiener.best_localizer(sample)), greeks
 
 
+def adaptive(key, samples):
+    """The field, updated, and the whole of `track`."""
+    field = mj.AdaptiveField(-3.0, 3.0, intervals=8)
+    options = dict(num_updates=2, episodes_per_update=8, times=[0.1, 0.2], steps_per_update=2)
+    options |= dict(grid=jnp.linspace(-1, 1, 5, dtype=jnp.float32), initial=ALPHAS[1])
+    run = mj.track(key, learner(1), field, step_size=0.05, inverse_temperature=1.0, **options)
+    return field.update(samples)(ALPHAS[1][0]), run
+
+
 POSITIONS = jnp.sin(jnp.arange(40, dtype=jnp.float32)).reshape(2, 20, 1)
 CASES = {
     "potentials": lambda: (potentials, (jnp.zeros(2, jnp.float32),)),
@@ -145,6 +154,7 @@ CASES = {
     "NadarayaWatson": with_field(lambda: mj.kernel.NadarayaWatson(samples(1), bandwidth=0.3)),
     "LocalPolynomial": with_field(lambda: mj.kernel.LocalPolynomial(samples(1), bandwidth=0.5, degree=1)),
     "Accumulator": lambda: (streaming, (mj.Accumulator(ALPHAS[1], mj.Laplace(0.3)), samples(1))),
+    "AdaptiveField, track": lambda: (adaptive, (KEY, samples(1))),
     "observe_and_accumulate": lambda: (simulated_stream, (KEY, mj.Accumulator(ALPHAS[1], mj.Laplace(0.3)))),
     "best_rate, minimum_variance_window": lambda: (pilots, (KEY,)),
     "TabulatedField": with_field(
@@ -181,7 +191,7 @@ def test_lowers_for_every_platform(name):
 
 # What is no program of the device: results, protocols, what runs on the host, and an optax rule that holds its key.
 HOST = {
-    "Chain", "Checkpoint", "Estimate", "Loss", "Path", "Samples",
+    "Chain", "Checkpoint", "Estimate", "Loss", "Path", "Samples", "Tracking",
     "Potential", "Recording", "accumulate", "consistency",
     "goodness_of_fit", "langevin", "short_localizer", "split_log",
 }  # fmt: skip
