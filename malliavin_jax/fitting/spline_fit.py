@@ -89,7 +89,7 @@ def _problem(shape: tuple[int, ...], parts: Equations, v_g: float, v_h: float) -
     # No derivative sees a constant: one coefficient is held near 0, which changes nothing else, and leaves no direction
     # in which rounding alone decides whether the matrix is positive.
     held = int(np.argmax(A[0]))
-    pull = float(A[0, held])
+    pull = float(A[0, held]) or 1.0  # 1 without any data
     A[0, held] += pull
     P = banded_penalty(shape)
     return Problem(
@@ -98,7 +98,7 @@ def _problem(shape: tuple[int, ...], parts: Equations, v_g: float, v_h: float) -
         parts.gradient_squares / v_g + parts.hessian_squares / v_h,
         P,
         A.shape[1] - 3 ** len(shape),
-        math.log(_MOST * float(np.mean(A[0]) / np.max(P[0]))),
+        math.log(_MOST * float(np.mean(A[0]) / np.max(P[0]))),  # A is not zero here: one coefficient is held
         math.log(pull / A.shape[1]),
     )
 

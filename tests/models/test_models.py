@@ -92,6 +92,17 @@ def test_a_fold_is_fitted_to_the_other_half_alone_with_the_smoothing_of_all():
         np.testing.assert_allclose(fold.bank.values[:, 0, 0].ravel()[:500], residual[:, 0, 0], atol=1e-10)
 
 
+def test_a_half_without_a_single_point_leaves_a_flat_model():
+    samples = make(3)
+    samples = eqx.tree_at(
+        lambda s: s.observed, samples, samples.observed & (jnp.arange(len(samples.x)) % 2 == 0)[:, None]
+    )
+    halves, low, high = halves_and_box(samples)
+    fits = fit_parts([rows(half) for half in halves], low, high)
+    assert np.all(np.isfinite(fits.potential(jnp.float64).coefficients))
+    np.testing.assert_allclose(fits.potential(jnp.float64, 1).coefficients, 0, atol=1e-12)
+
+
 def test_the_fit_of_two_parts_is_one_fit():
     samples = make(3)
     halves, low, high = halves_and_box(samples)
