@@ -48,6 +48,8 @@ class Request(NamedTuple):
     safe: bool
     drop_bad: bool
     force: bool = False
+    piece_steps: int | None = None
+    blocks: int | None = None
 
 
 class Bank(NamedTuple):
@@ -165,6 +167,8 @@ def _load(data: Path, request: Request, voice: Voice) -> Recording:
             data,
             step_size=request.step_size,
             inverse_temperature=request.inverse_temperature,
+            piece_steps=request.piece_steps,
+            blocks=request.blocks,
             on_bad="drop" if request.drop_bad else "refuse",
         )
     for warning in caught:

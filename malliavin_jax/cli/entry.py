@@ -80,6 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
         safe=arguments.safe,
         drop_bad=arguments.drop_bad,
         force=arguments.force,
+        piece_steps=arguments.piece_steps,
+        blocks=arguments.blocks,
     )
     default = None if arguments.command == "check" or arguments.json else Path("out")
     place = Place(default if arguments.out is None else arguments.out, overwrite=arguments.overwrite)
@@ -213,9 +215,13 @@ def _data_command(
         epilog=f"{_DATA}\nexamples:\n  {examples}\n\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("data", type=Path, metavar="DATA", help="a .npz file or a folder of .npy files")
+    parser.add_argument(
+        "data", type=Path, metavar="DATA", help="a .npz file, a folder of .npy files, or that of a recorder"
+    )
     parser.add_argument("--step-size", type=float, metavar="E", help="if the data do not hold it")
     parser.add_argument("--inverse-temperature", type=float, metavar="B", help="if the data do not hold it")
+    parser.add_argument("--piece-steps", type=_count, metavar="N", help="cut one long log into pieces of so many steps")
+    parser.add_argument("--blocks", type=_count, metavar="N", help="independent blocks that these make, about")
     parser.add_argument(
         "--json", action="store_true", help="results as JSON on standard output, and nothing else there"
     )

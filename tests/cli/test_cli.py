@@ -128,6 +128,22 @@ def test_recover_in_chunks(folder, tmp_path, capsys):
     assert report.strip() in capsys.readouterr().out
 
 
+def test_one_long_chain_without_hessians(tmp_path, capsys):
+    """One chain of 6000 steps that never restarts, positions and gradients alone: cut, checked, and estimated."""
+    log = quartic_log(3, 1, 6000, step_size=0.05, beta=1.0, noise=0.5)
+    np.savez(
+        tmp_path / "chain.npz", x=log["x"][0], gradient=log["gradient"][0], step_size=0.05, inverse_temperature=1.0
+    )
+    words = ["estimate", str(tmp_path / "chain.npz"), "--piece-steps", "20", "--at", "-0.5", "0.5", "--json"]
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["observed"] == "gradients"
+    for point in said["points"]:
+        alpha, value, stderr = (float(point[name]) for name in ("alpha_1", "gradient_1", "stderr_1"))
+        assert abs(value - (alpha**3 + alpha)) < 4 * stderr
+        assert 0 < stderr < 0.3
+
+
 @pytest.mark.slow
 def test_recover_in_the_plane(tmp_path):
     np.savez(tmp_path / "run.npz", **quartic_log(0, 2000, 12, d=2, noise=0.5), step_size=0.02, inverse_temperature=2.0)
