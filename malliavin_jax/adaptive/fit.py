@@ -17,7 +17,7 @@ better. With s_i the scores of the episodes, θ − θ₀ = M⁻¹(Σ w_i s_i �
     V = M⁻¹ (Σ_i w_i² s_i s_iᵀ + σ²λP) M⁻¹,
 
 the first term true for any noise, dependent within an episode or of unequal size, and the second the mean squared bias
-of the smoothing (see `models/errors.py`). With ρ = 1 and white noise it is σ²M⁻¹, the posterior variance.
+of the smoothing (see `fitting/errors.py`). With ρ = 1 and white noise it is σ²M⁻¹, the posterior variance.
 """
 
 from typing import NamedTuple

@@ -276,11 +276,11 @@ def _draw(
 def _table(results: dict[str, Any]) -> str:
     rows = [f"{'':34}{'gradient RMSE':>15}{'|error| > 5':>13}{'loss RMSE':>11}"]
     for name, rmse in results["gradient_rmse"].items():
-        rows.append(f"{'grid [-1, 1], ' + name:34}{rmse:15.4f}")
+        rows.append(f"{'grid [-1, 1], ' + name:34}{rmse:15.2g}")
     for mode in ("bank", "fresh"):
         for name, row in results[mode].items():
             label = f"{mode} chain, {name}"
             rows.append(
-                f"{label:34}{row['gradient_rmse']:15.4f}{row['outliers_above_5']:13.2%}{row['loss_rmse']:11.4f}"
+                f"{label:34}{row['gradient_rmse']:15.2g}{row['outliers_above_5']:13.2%}{row['loss_rmse']:11.2g}"
             )
     return "\n".join(rows)
