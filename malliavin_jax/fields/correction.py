@@ -1,6 +1,8 @@
 """How much of the debiased correction a field takes, and the table that results."""
 
-from typing import TYPE_CHECKING, Literal
+import functools
+import math
+from typing import TYPE_CHECKING, Any, Literal
 
 import equinox as eqx
 import jax
@@ -19,7 +21,7 @@ from ..samples.completion import MISSING, Rung
 from ..samples.samples import Samples
 from ..samples.summary import box, spread
 from .assisted import AssistedTable, make_table
-from .judge import LENGTHS, LEVEL, Kernel, judge
+from .judge import LEAST_LEVEL, LENGTHS, LEVEL, Kernel, Verdict, judge
 
 if TYPE_CHECKING:
     from .malliavin import MalliavinField
@@ -43,7 +45,10 @@ class Correction(eqx.Module):
         rung: what was observed: "hessians" (all), "diagonals" of Hessians, "gradients" or "positions" alone. What was
             not is taken from the model, and the kernel average of the shortest length, which needs no Hessian, is then
             what candidates are tested against.
-        level: of the tests: 0.1, or 0.01 where the model was fitted to all points of recorded paths.
+        level: of the tests: 0.1, and less the more exact the model is in comparison with the debiased estimate, because
+            a rejection by chance then costs more.
+        doubt: the root mean square of what the judge sees of a bias but cannot prove, in each component; standard
+            errors include it.
 
     Example:
         ```python
@@ -63,8 +68,9 @@ class Correction(eqx.Module):
     length: Scalar
     p_values: Float[Array, " candidates"]
     tabulated: bool = eqx.field(static=True)
-    rung: Rung = eqx.field(static=True, default="hessians")
-    level: float = eqx.field(static=True, default=LEVEL)
+    rung: Rung = eqx.field(static=True)
+    level: Scalar
+    doubt: Scalar
 
     def __str__(self) -> str:
         return self._reason() + ("" if self.rung == "hessians" else f"; {MISSING[self.rung]}")
@@ -79,7 +85,7 @@ class Correction(eqx.Module):
             return f"the fitted {self.model} alone" + (f": {judged}" if judged else ", as asked for")
         if self.kind == "full":
             return f"the fitted {self.model} and its whole correction" + (f": {judged}" if judged else ", as asked for")
-        chosen = float(self.p_values[int(np.argmax(np.asarray(self.p_values) > self.level))])
+        chosen = float(self.p_values[int(np.argmax(np.asarray(self.p_values) > float(self.level)))])
         return (
             f"the fitted {self.model} and a kernel average of its residuals of length {float(self.length):.3g}: "
             f"the model alone has {judged}, with the kernel p = {chosen:.2g}"
@@ -96,33 +102,49 @@ def how_much(
     wanted: Literal["auto", "full", "none"],
     given: bool = False,
     rung: Rung = "hessians",
-    level: float = LEVEL,
 ) -> Correction:
     """The correction of a fitted model: what was asked for, or what the judge finds necessary.
 
     The judge is the debiased estimate. Where its Hessians are the model's own it would share the model's errors, and
     the kernel average of the shortest length, which needs none, takes its place.
     """
-    zero = jnp.zeros((), samples.x.dtype)
-    untested = jnp.full(1 + len(LENGTHS), jnp.nan, samples.x.dtype)
+    number = functools.partial(jnp.asarray, dtype=samples.x.dtype)
+
+    def chosen(kind: Literal["none", "kernel", "full"], **found: Any) -> Correction:
+        untold = {"length": 0.0, "p_values": np.full(1 + len(LENGTHS), np.nan), "level": LEVEL, "doubt": 0.0}
+        numbers = {name: number(value) for name, value in (untold | found).items() if name != "tabulated"}
+        fitted = ("given" if given else "none") if model is None else model.kind
+        return Correction(kind=kind, model=fitted, rung=rung, tabulated=found.get("tabulated", False), **numbers)
+
     if model is None:
-        return Correction("full", "given" if given else "none", zero, untested, False, rung, level)
+        return chosen("full")
     if wanted != "auto" or samples.dim > 3:
-        return Correction("none" if wanted == "none" else "full", model.kind, zero, untested, False, rung, level)
+        return chosen("none" if wanted == "none" else "full")
     alphas = typical_points(samples, _PLACES)
     lengths = spread(samples) * jnp.asarray(LENGTHS, samples.x.dtype)
-    folds, _ = some_episodes(model.folds, max(1000, _JUDGED_POINTS // samples.num_times))
+    folds, fraction = some_episodes(model.folds, max(1000, _JUDGED_POINTS // samples.num_times))
     reference = localizer if rung == "hessians" else Kernel(lengths[-1])
-    p_values = judge(folds, _gradients(model.whole, alphas), alphas, lengths, reference).p_value
+    verdict = judge(folds, _gradients(model.whole, alphas), alphas, lengths, reference)
+    p_values = verdict.tests.p_value
     if rung != "hessians":
         p_values = p_values.at[-1].set(1)  # the reference itself
+    level = _level(verdict, fraction, model.variance(np.asarray(alphas, np.float64)))
     accepted = np.flatnonzero(np.asarray(p_values) > level)
     if accepted.size == 0:
-        return Correction("full", model.kind, zero, p_values, samples.dim > 1, rung, level)
+        return chosen("full", p_values=p_values, level=level, tabulated=samples.dim > 1)
     first = int(accepted[0])
+    doubt = math.sqrt(float(verdict.tests.excess[first]) / samples.dim)
+    told = {"p_values": p_values, "level": level, "doubt": doubt}
     if first == 0:
-        return Correction("none", model.kind, zero, p_values, False, rung, level)
-    return Correction("kernel", model.kind, lengths[first - 1], p_values, True, rung, level)
+        return chosen("none", **told)
+    return chosen("kernel", length=lengths[first - 1], tabulated=True, **told)
+
+
+def _level(verdict: Verdict, fraction: float, model: Float[np.ndarray, "alphas d"]) -> float:
+    """The level at which chance rejections add a tenth to the model's variance; see the head of `judge.py`."""
+    share, judged = (np.asarray(part, np.float64) for part in (verdict.share, verdict.variance))
+    of_judge, of_model = fraction * float(share @ judged.sum(1)), float(share @ model.sum(1))
+    return LEVEL if of_judge <= of_model else max(LEAST_LEVEL, LEVEL * of_model / of_judge)
 
 
 @eqx.filter_jit
@@ -169,8 +191,11 @@ def tabulate(samples: Samples, model: FittedModel, field: "MalliavinField") -> A
     else:  # the density alone is asked for
         folds, fraction = some_episodes(model.folds, max(1000, _DENSITY_POINTS // samples.num_times))
         estimate = _Ratio(folds, field.localizer, fraction * field.points.astype(samples.x.dtype), field.scale)
+
     # Under a kernel the model's variance is added in full to that of the kernel average: a kernel is taken where the
     # two estimates differ by more than expected, once in ten times by chance, and what was selected so is less certain
     # than it looks. The whole correction does not depend on the model.
-    variance = np.zeros_like if chosen.kind == "full" else model.variance
+    def variance(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        return np.zeros_like(points) if chosen.kind == "full" else model.variance(points) + float(chosen.doubt) ** 2
+
     return make_table(model.whole, estimate, field.tail, low, high, variance=variance, corrects=chosen.kind != "none")

@@ -10,7 +10,12 @@ has, by the central limit theorem for episodes, the law of Σ_k λ_k z_k²/J wit
 of Σ_i ρ_i ρ_iᵀ, ρ_i the difference of the two influences of episode i at all J places α. (Multipliers drawn for each
 episode would have the same law; their covariance is this matrix.) The errors of v_u at different α share a large common
 part, and the matrix knows it. The model is fitted to other episodes than the residuals that correct it, and its own
-influence is left out, which makes the test a little cautious. The first candidate with P(T ≥ T_j) > 0.1 is taken.
+influence is left out, which makes the test a little cautious.
+
+The first candidate with P(T ≥ T_j) > level is taken. To reject a right model by chance costs the variance of v_u, which
+may be many times the model's: the level is 0.1 times the ratio of the model's variance to that of v_u (at most 0.1, at
+least 0.002), so that such chances add a tenth to the model's variance, on average. What is not rejected may still be
+off: by how much T_j exceeds the 70 % point of its null law is added to the squared standard errors.
 """
 
 from typing import NamedTuple
@@ -31,13 +36,12 @@ from ..potentials.base import AbstractPotential
 from ..samples.samples import Samples, check_samples
 from ..samples.summary import spread
 
-LEVEL = 0.1  # of the test of each candidate
-# Where the model has seen all points of the paths, and the judge only those at the conditioning times, the judge's
-# noise is many times the model's: a rejection by chance costs more.
-LEVEL_OF_PATHS = 0.01
+LEVEL = 0.1  # of the test of each candidate, where a rejection by chance costs nothing
+LEAST_LEVEL = 0.002
+_EXPECTED = 0.7  # the part of the null law within which a difference raises no doubt
 LENGTHS = (2.5, 1.2, 0.6, 0.3, 0.15)  # of the kernels, in units of the spread of the positions
 _PLACES = 64  # at which a guess of the loss is judged
-_DRAWS = 4096  # of the null law: p-values are known to ±.005 near the level
+_DRAWS = 16384  # of the null law: p-values are known to ±.002 near .1, to ±.0004 near the least level
 
 
 class Kernel(AbstractRadial):
@@ -60,10 +64,19 @@ class Influence(NamedTuple):
 
 
 class Test(NamedTuple):
-    """T, and the probability of at least this under the null law."""
+    """T, the probability of at least this under the null law, and by how much T exceeds what is to be expected."""
 
     statistic: Scalar
     p_value: Scalar
+    excess: Scalar
+
+
+class Verdict(NamedTuple):
+    """The tests of all candidates, and for each place its share in them and the variance of the judge there."""
+
+    tests: Test
+    share: Float[Array, " alphas"]
+    variance: Float[Array, "alphas d"]
 
 
 def influences(folds: tuple[Fold, ...], alphas: Float[Array, "alphas d"], localizer: AbstractLocalizer) -> Influence:
@@ -96,7 +109,8 @@ def compare(difference: Float[Array, "alphas d"], influence: Float[Array, "alpha
     normal = jax.random.normal(jax.random.key(0), (_DRAWS, len(eigenvalues)), difference.dtype)
     null = jnp.matmul(normal**2, eigenvalues, precision=lax.Precision.HIGHEST)
     statistic = jnp.sum((root * difference) ** 2)
-    return Test(statistic, (1 + jnp.sum(null >= statistic)) / (1 + _DRAWS))
+    excess = jnp.maximum(statistic - jnp.quantile(null, _EXPECTED), 0)
+    return Test(statistic, (1 + jnp.sum(null >= statistic)) / (1 + _DRAWS), excess)
 
 
 def shares(firm: Float[Array, " alphas"]) -> Float[Array, " alphas"]:
@@ -111,7 +125,7 @@ def judge(
     alphas: Float[Array, "alphas d"],
     lengths: Float[Array, " lengths"],
     unbiased: AbstractLocalizer,
-) -> Test:
+) -> Verdict:
     """The tests of the model alone, with gradients `model` at `alphas`, and of each kernel, in this order."""
     u = influences(folds, alphas, unbiased)
     share = shares(u.firm)
@@ -122,7 +136,8 @@ def judge(
         return compare(kernel.value - u.value, kernel.of_episodes - u.of_episodes, share)
 
     rest = lax.map(candidate, lengths)
-    return jax.tree.map(lambda first, others: jnp.concatenate([first[None], others]), alone, rest)
+    tests = jax.tree.map(lambda first, others: jnp.concatenate([first[None], others]), alone, rest)
+    return Verdict(tests, share, jnp.sum(u.of_episodes**2, -1))
 
 
 class GoodnessOfFit(eqx.Module):

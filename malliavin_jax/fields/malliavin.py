@@ -23,7 +23,6 @@ from ..samples.summary import box, masked_mean
 from .assisted import AssistedTable
 from .correction import Correction, how_much, tabulate
 from .extrapolation import TabulatedTail, Tail, guarded_estimate, make_tail, smoothed
-from .judge import LEVEL, LEVEL_OF_PATHS
 from .sorted import SortedBank, sort_bank
 
 
@@ -66,9 +65,10 @@ class MalliavinField(eqx.Module):
             yours is taken as it is, and corrected in full; None does without.
         correction: how much of the debiased average of the residuals g − ∇m(X_s) is added to a fitted model. "auto"
             tests, in up to three dimensions, the model alone and then kernel averages of its residuals of shorter and
-            shorter lengths against the debiased estimate, and takes the first that it does not reject at the level
-            0.1 (0.01 where the model has seen all points of recorded paths). "full" is unbiased whatever the model is,
-            chooses nothing, and has the larger variance (the paper's way); "none" is the fitted model alone.
+            shorter lengths against the debiased estimate, and takes the first that it does not reject (at the level
+            0.1, or less where the model is much more exact than what judges it; see `field.correction`). "full" is
+            unbiased whatever the model is, chooses nothing, and has the larger variance (the paper's way); "none" is
+            the fitted model alone.
         check: what to do about a `Recording` that does not fit its learner: "error" (the default), "warn", or "off".
 
     Returns:
@@ -140,8 +140,7 @@ class MalliavinField(eqx.Module):
         self.scale = jnp.sqrt(jnp.sum(masked_mean(samples.gradient**2, samples.observed)))
         self.table = None
         given = not isinstance(control, str) and control is not None
-        level = LEVEL if completion is None else LEVEL_OF_PATHS
-        self.correction = how_much(samples, model, localizer, correction, given, rung, level)
+        self.correction = how_much(samples, model, localizer, correction, given, rung)
         if model is not None and (self.correction.kind != "full" or self.correction.tabulated):
             self.table = tabulate(samples, model, self)
             self.folds, self.sorted = (), None  # a query reads the table only

@@ -115,33 +115,25 @@ def _rows_on_axis(order: int, n: int) -> Float[np.ndarray, "basis cells k5"]:
     return table
 
 
+ORDER = 3  # of the differences that are penalised, unless said otherwise
+
+
 @functools.lru_cache(maxsize=8)
-def penalty_of(shape: tuple[int, ...]) -> sparse.csr_array:
-    """θᵀPθ = Σ over axes of ∫ (∂³L)², about: squared third differences, in the units of the box that is four wide."""
+def penalty_of(shape: tuple[int, ...], order: int = ORDER) -> sparse.csr_array:
+    """θᵀPθ = Σ over axes of ∫ (∂^order L)², about: squared differences, in the units of the box that is four wide."""
     sizes = [n + DEGREE for n in shape]
-    volume = math.prod(4 / n for n in shape)
     total = sparse.csr_array((math.prod(sizes),) * 2)
-    for axis, n in enumerate(sizes):
-        difference = np.diff(np.eye(n), 3, axis=0) * (shape[axis] / 4) ** 3
+    for axis in range(len(sizes)):
+        difference = scaled_differences(shape, axis, order)
         factors = [difference.T @ difference if i == axis else np.eye(m) for i, m in enumerate(sizes)]
-        total = total + volume * functools.reduce(sparse.kron, map(sparse.csr_array, factors))
+        total = total + functools.reduce(sparse.kron, map(sparse.csr_array, factors))
     return sparse.csr_array(total)
 
 
-@functools.lru_cache(maxsize=16)
-def log_prior_volume(shape: tuple[int, ...]) -> float:
-    """log of the product of P's eigenvalues that are not zero, less log p for each of those that are.
-
-    It makes the likelihoods of different meshes comparable: a prior on more coefficients has its own normalisation,
-    and a polynomial that P does not see has coefficients of norm √p. The constant, which no data see, does not count.
-    """
-    volume = math.prod(4 / n for n in shape)
-    total = np.zeros(1)
-    for n in shape:
-        difference = np.diff(np.eye(n + DEGREE), 3, axis=0) * (n / 4) ** 3
-        along = np.concatenate([np.zeros(3), np.linalg.svd(difference, compute_uv=False) ** 2])
-        total = (total[:, None] + volume * along[None, :]).ravel()
-    return float(np.sum(np.log(total[total > 0]))) - float(np.sum(total == 0) - 1) * math.log(len(total))
+def scaled_differences(shape: tuple[int, ...], axis: int, order: int) -> Float[np.ndarray, "rows basis"]:
+    """Differences of the coefficients along one axis, so scaled that their squares add up to an integral."""
+    n, volume = shape[axis], math.prod(4 / n for n in shape)
+    return np.diff(np.eye(n + DEGREE), order, axis=0) * (n / 4) ** order * math.sqrt(volume)
 
 
 def bandwidth(shape: tuple[int, ...]) -> int:
@@ -159,10 +151,14 @@ def banded(matrix: Any, shape: tuple[int, ...]) -> Band:
     return band
 
 
-@functools.lru_cache(maxsize=8)
-def banded_penalty(shape: tuple[int, ...]) -> Band:
-    """P by its diagonals."""
-    return banded(penalty_of(shape), shape)
+def dense(band: Band) -> Float[np.ndarray, "p p"]:
+    """The symmetric matrix of these diagonals."""
+    p = band.shape[1]
+    matrix = np.zeros((p, p))
+    for k in range(len(band)):
+        np.fill_diagonal(matrix[k:], band[k, : p - k])
+        np.fill_diagonal(matrix[:, k:], band[k, : p - k])
+    return matrix
 
 
 def quadratic_form(band: Band, theta: Float[np.ndarray, " p"]) -> float:

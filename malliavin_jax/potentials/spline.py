@@ -15,13 +15,13 @@ from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
 from ..fitting.errors import LinearFit, spline_rows
 from ..fitting.spline_equations import Equations, added, equations, penalty_of
-from ..fitting.spline_fit import Solution, refit, solve
+from ..fitting.spline_fit import Solution, Tuning, refit, solve
 from ..fitting.spline_sums import SplineSums, add_points, no_sums
 from .base import AbstractPotential
 
-_PILOT = {1: 24, 2: 12, 3: 5}  # a coarse mesh, on which the smoothing is found first
-_MESHES = {1: (96, 192, 384), 2: (28, 40), 3: (8, 12)}
+_MESHES = {1: (24, 96, 192, 384), 2: (12, 28, 40), 3: (5, 8, 12)}  # from coarse, where the smoothing is soon found
 _ROWS_PER_COEFFICIENT = 4
+_ORDERS = (3, 5)  # of differences: for losses that are rough somewhere, and for those smooth throughout
 _GAIN = 2.0  # of −2 log likelihood that a finer mesh must bring
 
 
@@ -79,17 +79,17 @@ class Spline(AbstractPotential):
     ) -> "Spline":
         """The smooth spline whose gradients and Hessians are nearest to the observed ones.
 
-        Penalised least squares on the box of the points; how smooth the spline is, and how much a Hessian counts
-        against a gradient, are chosen by restricted likelihood (see `fitting/spline_fit.py`). The points are passed
-        over once for each mesh, in chunks; nothing is random.
+        Penalised least squares on the box of the points; how smooth the spline is, in differences of third or of fifth
+        order, and how much a Hessian counts against a gradient, are chosen by restricted likelihood (see
+        `fitting/spline_fit.py`). The points are passed over once for each mesh, in chunks; nothing is random.
 
         Args:
             x: positions, (n, d), d at most 3.
             gradient: observed gradients, noisy or not, of the same shape.
             hessian: observed Hessians, (n, d, d), or None.
             weights: how much each point counts, often a 0/1 mask; where it is 0 the data may hold NaN.
-            intervals: cells of the mesh, one number or one an axis. None refines the mesh, from 96 cells to 384 in one
-                dimension, 28 in two, 8 in three, as long as the likelihood grows.
+            intervals: cells of the mesh, one number or one an axis. None refines the mesh, from 24 cells to 384 in one
+                dimension, 12 to 40 in two, 5 to 12 in three, as long as the likelihood grows.
 
         Returns:
             The fitted `Spline`, of the dtype of `x`, with mean coefficient 0: no derivative sees a constant.
@@ -169,7 +169,7 @@ class SplineFits(NamedTuple):
             spline_rows(self.low, self.high, self.mesh),
             self.whole.coefficients.ravel(),
             self.whole.solve,
-            np.exp(tuning.log_smoothing) * penalty_of(self.mesh),
+            np.exp(tuning.log_smoothing) * penalty_of(self.mesh, tuning.order),
             (self.high - self.low) / 4,
             tuning.gradient_variance,
             tuning.hessian_variance,
@@ -200,27 +200,29 @@ def fit_parts(
     add = [functools.partial(_sums_of, Data(*part), low - margin, high + margin, diagonal) for part in parts]
     entries = 0 if parts[0][2] is None else d if diagonal else d * (d + 1) // 2
     rows = sum(int(jnp.count_nonzero(part[3])) for part in parts) * (d + entries)
-    best, tuning = None, None
+    best: SplineFits | None = None
+    tunings: dict[int, Tuning] = {}
     for mesh in _meshes(d, intervals):
         if best is not None and math.prod(n + DEGREE for n in mesh) * _ROWS_PER_COEFFICIENT > rows:
             break  # a finer mesh would have hardly more data than coefficients
-        sums = [add_part(mesh) for add_part in add]
-        parts_of_mesh = [equations(part) for part in sums]
-        solution = solve(mesh, functools.reduce(added, parts_of_mesh), tuning)
-        found = SplineFits(solution, parts_of_mesh, low - margin, high + margin, mesh, diagonal)
-        tuning, last, best = solution.tuning, best, found
-        if last is not None and solution.criterion > last.whole.criterion - _GAIN:
-            # No finer mesh is worth a try; of two that are alike the finer one stands, if it is not the worse.
-            best = found if last.mesh[0] == _PILOT[d] or solution.criterion <= last.whole.criterion else last
-            break
+        parts_of_mesh = [equations(add_part(mesh)) for add_part in add]
+        whole = functools.reduce(added, parts_of_mesh)
+        solutions = [solve(mesh, whole, tunings.get(order), order=order) for order in _ORDERS]
+        tunings = {solution.tuning.order: solution.tuning for solution in solutions}
+        found = min(solutions, key=lambda solution: solution.criterion)
+        last = math.inf if best is None else best.whole.criterion
+        if best is None or found.criterion < last:
+            best = SplineFits(found, parts_of_mesh, low - margin, high + margin, mesh, diagonal)
+        if found.criterion > last - _GAIN:
+            break  # no finer mesh is worth a try
     assert best is not None
     return best
 
 
 def _meshes(d: int, intervals: int | Sequence[int] | None) -> list[tuple[int, ...]]:
-    """The meshes to try, from coarse to fine: a pilot and then those of the budget, or the one that is given."""
+    """The meshes to try, from coarse to fine: those of the budget, or the one that is given."""
     if intervals is None:
-        return [(n,) * d for n in (_PILOT[d], *_MESHES[d])]
+        return [(n,) * d for n in _MESHES[d]]
     given = (intervals,) * d if isinstance(intervals, int) else tuple(intervals)
     check_shape("intervals", given, (d,))
     return [tuple(check_count("intervals", n) for n in given)]
