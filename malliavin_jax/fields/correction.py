@@ -47,8 +47,8 @@ class Correction(eqx.Module):
             what candidates are tested against.
         level: of the tests: 0.1, and less the more exact the model is in comparison with the debiased estimate, because
             a rejection by chance then costs more.
-        doubt: the root mean square of what the judge sees of a bias but cannot prove, in each component; standard
-            errors include it.
+        doubt: the root mean square of a bias that the judge suspects but cannot prove, in each component; errors
+            include it.
 
     Example:
         ```python
@@ -128,23 +128,24 @@ def how_much(
     p_values = verdict.tests.p_value
     if rung != "hessians":
         p_values = p_values.at[-1].set(1)  # the reference itself
-    level = _level(verdict, fraction, model.variance(np.asarray(alphas, np.float64)))
+    ratio = _ratio(verdict, fraction, model.variance(np.asarray(alphas, np.float64)))
+    level = max(LEAST_LEVEL, LEVEL * ratio)
     accepted = np.flatnonzero(np.asarray(p_values) > level)
     if accepted.size == 0:
         return chosen("full", p_values=p_values, level=level, tabulated=samples.dim > 1)
     first = int(accepted[0])
-    doubt = math.sqrt(float(verdict.tests.excess[first]) / samples.dim)
+    doubt = math.sqrt(ratio * float(verdict.tests.excess[first]) / samples.dim)
     told = {"p_values": p_values, "level": level, "doubt": doubt}
     if first == 0:
         return chosen("none", **told)
     return chosen("kernel", length=lengths[first - 1], tabulated=True, **told)
 
 
-def _level(verdict: Verdict, fraction: float, model: Float[np.ndarray, "alphas d"]) -> float:
-    """The level at which chance rejections add a tenth to the model's variance; see the head of `judge.py`."""
+def _ratio(verdict: Verdict, fraction: float, model: Float[np.ndarray, "alphas d"]) -> float:
+    """The variance of the model in units of the judge's, 1 at most."""
     share, judged = (np.asarray(part, np.float64) for part in (verdict.share, verdict.variance))
     of_judge, of_model = fraction * float(share @ judged.sum(1)), float(share @ model.sum(1))
-    return LEVEL if of_judge <= of_model else max(LEAST_LEVEL, LEVEL * of_model / of_judge)
+    return 1.0 if of_judge <= of_model else of_model / of_judge
 
 
 @eqx.filter_jit

@@ -15,7 +15,8 @@ influence is left out, which makes the test a little cautious.
 The first candidate with P(T ≥ T_j) > level is taken. To reject a right model by chance costs the variance of v_u, which
 may be many times the model's: the level is 0.1 times the ratio of the model's variance to that of v_u (at most 0.1, at
 least 0.002), so that such chances add a tenth to the model's variance, on average. What is not rejected may still be
-off: by how much T_j exceeds the 70 % point of its null law is added to the squared standard errors.
+off. Its suspected squared bias, by how much T_j exceeds the 70 % point of its null law times the same ratio (a noisy
+judge suspects much without reason), is added to the squared standard errors.
 """
 
 from typing import NamedTuple

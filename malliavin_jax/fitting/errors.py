@@ -61,11 +61,12 @@ class LinearFit(NamedTuple):
     rows: Callable[[Float[np.ndarray, "n d"]], Rows]
     theta: Float[np.ndarray, " p"]
     solve: Callable[[Float[np.ndarray, "p n"]], Float[np.ndarray, "p n"]]  # (A + Q)⁻¹
-    pull: csr_array | None  # Q
+    pull: Callable[[Float[np.ndarray, "p n"]], Float[np.ndarray, " n"]] | None  # f ↦ fᵀ (A + Q)⁻¹ Q (A + Q)⁻¹ f
     unit: Float[np.ndarray, " d"]
     gradient_variance: float
     hessian_variance: float
     diagonal: bool = False  # whether only the diagonals of Hessians were fitted to
+    misfit: Float[np.ndarray, " d"] | float = 0.0  # mean squared error of the gradient that a finer mesh would mend
 
 
 class ModelVariance(NamedTuple):
@@ -135,14 +136,15 @@ def model_variance(fit: LinearFit, samples: Observations, alphas: Float[np.ndarr
     at = fit.rows(np.asarray(alphas, np.float64))
     functionals = np.zeros((len(alphas), d, p))
     np.put_along_axis(functionals, np.broadcast_to(at.basis[:, None, :], at.gradient.shape), at.gradient, 2)
-    reach = fit.solve(functionals.reshape(-1, p).T)  # (A + Q)⁻¹ f(α)
+    functionals = functionals.reshape(-1, p).T
+    reach = fit.solve(functionals)  # (A + Q)⁻¹ f(α)
     most = _EPISODES.get(d, _EPISODES[3])
     some = min(episodes, most, max(_LEAST, _POINTS * most // times))
     influence = scores(fit, samples, some) @ reach
     influence = influence - influence.mean(0)
     sampling = np.sum(influence**2, 0) * (episodes / max(some - 1, 1))
-    smoothing = np.zeros_like(sampling) if fit.pull is None else np.sum(reach * (fit.pull @ reach), 0)
-    return ModelVariance(sampling.reshape(-1, d), np.maximum(smoothing, 0).reshape(-1, d))
+    smoothing = np.zeros_like(sampling) if fit.pull is None else fit.pull(functionals)
+    return ModelVariance(sampling.reshape(-1, d), smoothing.reshape(-1, d))
 
 
 class VarianceTable:
@@ -167,7 +169,7 @@ def variance_table(
     axes = [np.linspace(low[i], high[i], _NODES[d]) for i in range(d)]
     nodes = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
     found = model_variance(fit, samples, nodes.reshape(-1, d))
-    return VarianceTable(axes, (found.sampling + found.smoothing).reshape(nodes.shape))
+    return VarianceTable(axes, (found.sampling + found.smoothing + fit.misfit).reshape(nodes.shape))
 
 
 def scores(fit: LinearFit, samples: Observations, episodes: int) -> csr_array:

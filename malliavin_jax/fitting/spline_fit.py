@@ -35,6 +35,7 @@ _RIDGE = 1e-14  # of the diagonal, for cells without data
 _MORE = 1e3  # by how much the ridge grows where that is not enough
 _TOLERANCE = 0.2  # of log λ: the fit does not feel it
 _LESS = (0.0, -4.0, -8.0, -12.0, -18.0, -24.0, -30.0, -36.0)  # steps of log λ from a coarser mesh's
+_LARGE = 2500  # coefficients
 _SETTLED = 0.02  # of the logarithms of the variances
 _MOVES = 20  # of the search for λ, at most
 _FLOOR = 1e-3  # least variance of Hessians in units of that of gradients: what is left of exact ones is misfit
@@ -64,6 +65,11 @@ class Solution(NamedTuple):
         """(A + λP)⁻¹ times `right`."""
         return self.modes.back(self.attempt.solve(self.modes.of(right)))
 
+    def pull(self, right: Float[np.ndarray, "p n"]) -> Float[np.ndarray, " n"]:
+        """fᵀ (A + λP)⁻¹ λP (A + λP)⁻¹ f for each column f of `right`: the mean squared bias of the smoothing."""
+        reach = self.attempt.solve(self.modes.of(right))
+        return math.exp(self.tuning.log_smoothing) * (self.modes.roughness @ reach**2)
+
 
 def solve(shape: tuple[int, ...], parts: Equations, start: Tuning | None = None, *, order: int = ORDER) -> Solution:
     """The fit on a mesh, with λ, v_g and v_H chosen in turn, beginning at `start` where one is known."""
@@ -76,7 +82,7 @@ def solve(shape: tuple[int, ...], parts: Equations, start: Tuning | None = None,
         place = None if tuning is None else tuning.log_smoothing
         if place is not None and number == 0:
             # What a coarser mesh took for noise a finer one may resolve, with much less smoothing: look there too.
-            place = min((_attempt(problem, place + shift) for shift in _LESS), key=_criterion).log_smoothing
+            place = _descend(problem, place) if len(problem.right) > _LARGE else _look_below(problem, place)
         best = _least(problem, place)
         if not math.isfinite(best.criterion):
             best = _firm_attempt(problem, best.log_smoothing)
@@ -239,6 +245,21 @@ def _least(problem: Problem, start: float | None) -> Attempt:
             continue
         return min((middle, at(start + shift)), key=_criterion) if abs(shift) > _TOLERANCE else middle
     return min(known.values(), key=_criterion)
+
+
+def _look_below(problem: Problem, start: float) -> float:
+    return min((_attempt(problem, start + shift) for shift in _LESS), key=_criterion).log_smoothing
+
+
+def _descend(problem: Problem, start: float) -> float:
+    """The same where an attempt takes a second: only as far as it gets better."""
+    best = _attempt(problem, start)
+    for shift in _LESS[1:]:
+        lower = _attempt(problem, start + shift)
+        if lower.criterion >= best.criterion:
+            break
+        best = lower
+    return best.log_smoothing
 
 
 def _range(problem: Problem) -> tuple[float, float]:

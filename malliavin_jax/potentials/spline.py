@@ -14,7 +14,7 @@ from .._base.checks import check_count, check_nonnegative, check_shape, float_ar
 from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
 from ..fitting.errors import LinearFit, spline_rows
-from ..fitting.spline_equations import Equations, added, equations, penalty_of
+from ..fitting.spline_equations import Equations, added, equations
 from ..fitting.spline_fit import Solution, Tuning, refit, solve
 from ..fitting.spline_sums import SplineSums, add_points, no_sums
 from .base import AbstractPotential
@@ -22,6 +22,8 @@ from .base import AbstractPotential
 _MESHES = {1: (24, 96, 192, 384), 2: (12, 28, 40), 3: (5, 8, 12)}  # from coarse, where the smoothing is soon found
 _ROWS_PER_COEFFICIENT = 4
 _ORDERS = (3, 5)  # of differences: for losses that are rough somewhere, and for those smooth throughout
+_LARGE = 2000  # coefficients: from so many on only the order that was better on coarser meshes is tried
+_MISFIT_POINTS = 2000
 _GAIN = 2.0  # of −2 log likelihood that a finer mesh must bring
 
 
@@ -161,6 +163,7 @@ class SplineFits(NamedTuple):
     high: Float[np.ndarray, " d"]
     mesh: tuple[int, ...]
     diagonal: bool = False  # whether only the diagonals of Hessians were fitted to
+    misfit: Float[np.ndarray, " d"] | float = 0.0  # what a finer mesh would still mend of the gradient, mean squared
 
     def linear(self) -> LinearFit:
         """The fit to all parts as its errors see it."""
@@ -169,11 +172,12 @@ class SplineFits(NamedTuple):
             spline_rows(self.low, self.high, self.mesh),
             self.whole.coefficients.ravel(),
             self.whole.solve,
-            np.exp(tuning.log_smoothing) * penalty_of(self.mesh, tuning.order),
+            self.whole.pull,
             (self.high - self.low) / 4,
             tuning.gradient_variance,
             tuning.hessian_variance,
             self.diagonal,
+            self.misfit,
         )
 
     def potential(self, dtype: Any, part: int | None = None) -> Spline:
@@ -201,22 +205,43 @@ def fit_parts(
     entries = 0 if parts[0][2] is None else d if diagonal else d * (d + 1) // 2
     rows = sum(int(jnp.count_nonzero(part[3])) for part in parts) * (d + entries)
     best: SplineFits | None = None
+    coarser: SplineFits | None = None
     tunings: dict[int, Tuning] = {}
     for mesh in _meshes(d, intervals):
-        if best is not None and math.prod(n + DEGREE for n in mesh) * _ROWS_PER_COEFFICIENT > rows:
+        coefficients = math.prod(n + DEGREE for n in mesh)
+        if best is not None and coefficients * _ROWS_PER_COEFFICIENT > rows:
             break  # a finer mesh would have hardly more data than coefficients
         parts_of_mesh = [equations(add_part(mesh)) for add_part in add]
         whole = functools.reduce(added, parts_of_mesh)
-        solutions = [solve(mesh, whole, tunings.get(order), order=order) for order in _ORDERS]
+        orders = _ORDERS if best is None or coefficients < _LARGE else (best.whole.tuning.order,)
+        solutions = [solve(mesh, whole, tunings.get(order), order=order) for order in orders]
         tunings = {solution.tuning.order: solution.tuning for solution in solutions}
         found = min(solutions, key=lambda solution: solution.criterion)
         last = math.inf if best is None else best.whole.criterion
         if best is None or found.criterion < last:
-            best = SplineFits(found, parts_of_mesh, low - margin, high + margin, mesh, diagonal)
+            coarser, best = best, SplineFits(found, parts_of_mesh, low - margin, high + margin, mesh, diagonal)
         if found.criterion > last - _GAIN:
-            break  # no finer mesh is worth a try
+            coarser = None  # no finer mesh is worth a try
+            break
     assert best is not None
-    return best
+    return best if coarser is None else best._replace(misfit=_misfit(best, coarser, Data(*parts[0])))
+
+
+def _misfit(fine: SplineFits, coarse: SplineFits, data: Data) -> Float[np.ndarray, " d"]:
+    """The mean squared error that meshes finer than the budget would mend, from what the last refinement mended.
+
+    Errors of the gradient are taken to fall as the square of the cells' size: slower than those of a smooth loss, and
+    as fast as those of one whose third derivatives are rough.
+    """
+    x = np.asarray(data.x, np.float64)[np.asarray(data.weights) > 0]
+    x = x[:: max(1, len(x) // _MISFIT_POINTS)]
+
+    def gradient(fits: SplineFits) -> Float[np.ndarray, "n d"]:
+        rows = spline_rows(fits.low, fits.high, fits.mesh)(x)
+        return np.einsum("nik,nk->ni", rows.gradient, fits.whole.coefficients.ravel()[rows.basis])
+
+    ratio = max(many / few for many, few in zip(fine.mesh, coarse.mesh, strict=True)) ** 2
+    return np.mean((gradient(fine) - gradient(coarse)) ** 2, 0) / (ratio - 1) ** 2
 
 
 def _meshes(d: int, intervals: int | Sequence[int] | None) -> list[tuple[int, ...]]:

@@ -151,7 +151,6 @@ def test_intervals_cover_on_the_whole(runs):
 @pytest.fixture
 def coarse(monkeypatch):
     """Splines of one or two cells, which cannot follow ripples."""
-    monkeypatch.setattr(spline, "_PILOT", {1: 1, 2: 1, 3: 1})
     monkeypatch.setattr(spline, "_MESHES", {1: (2,), 2: (2,), 3: (2,)})
 
 
