@@ -22,6 +22,7 @@ from jaxtyping import ArrayLike, Float, Int
 from scipy.interpolate import RegularGridInterpolator
 from scipy.sparse import csr_array
 
+from .._base.mesh import on_one_thread
 from .bsplines import DEGREE, SUPPORT, host_basis
 from .monomials import all_exponents, derivative_table
 
@@ -130,6 +131,7 @@ def polynomial_rows(
     return rows
 
 
+@on_one_thread
 def model_variance(fit: LinearFit, samples: Observations, alphas: Float[np.ndarray, "alphas d"]) -> ModelVariance:
     """The variance of ∇m(α), from the episodes that the model was fitted to."""
     (episodes, times, d), p = samples.x.shape, len(fit.theta)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import sparse
 
+from .._base.mesh import on_one_thread
 from .bsplines import DEGREE, SUPPORT, in_legendre, products_in_legendre
 from .spline_sums import SplineSums
 
@@ -42,6 +43,7 @@ def added(first: Equations, second: Equations) -> Equations:
     return Equations(*(a + b for a, b in zip(first, second, strict=True)))  # type: ignore[arg-type]
 
 
+@on_one_thread
 def equations(sums: SplineSums) -> Equations:
     """The normal equations of least squares on gradients and on Hessians, each by itself."""
     d, shape = sums.dim, sums.intervals

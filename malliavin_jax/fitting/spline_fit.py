@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import LinAlgError, cho_solve, cholesky
 
+from .._base.mesh import on_one_thread
 from .bsplines import DEGREE
 from .spline_equations import ORDER, Equations, dense, squares_left
 from .spline_modes import Modes, log_prior_volume, modes_of
@@ -71,6 +72,7 @@ class Solution(NamedTuple):
         return math.exp(self.tuning.log_smoothing) * (self.modes.roughness @ reach**2)
 
 
+@on_one_thread
 def solve(shape: tuple[int, ...], parts: Equations, start: Tuning | None = None, *, order: int = ORDER) -> Solution:
     """The fit on a mesh, with λ, v_g and v_H chosen in turn, beginning at `start` where one is known."""
     modes = modes_of(shape, order)
@@ -94,6 +96,7 @@ def solve(shape: tuple[int, ...], parts: Equations, start: Tuning | None = None,
     return _solution(shape, modes, parts, tuning, best)
 
 
+@on_one_thread
 def refit(shape: tuple[int, ...], parts: Equations, tuning: Tuning) -> Solution:
     """The fit to other data, with a tuning chosen before: one factorisation."""
     modes = modes_of(shape, tuning.order)

@@ -5,6 +5,8 @@ import importlib.util
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -43,8 +45,8 @@ def test_the_page(tmp_path):
     assert "cannot be read" in page
 
 
-def loaded(name):
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / "figures" / f"{name}.py")
+def loaded(name, folder="figures"):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -80,3 +82,21 @@ def test_the_picture_and_the_page_of_accuracy(tmp_path, monkeypatch):
     assert page.count("<img") == 3  # the picture, and bars for one time and for many
     assert "a &lt;misses&gt;" in page
     assert "rmse › spline, oracle mesh" in page
+
+
+def test_the_watch_on_the_compiler_counts_programs_and_no_time_twice(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = loaded("compile", ".")
+    assert module.covered([(0.0, 2.0), (0.5, 1.0), (3.0, 4.0), (3.5, 5.0)]) == 4.0
+    watch, doubled = module.Watch(tmp_path), jax.jit(lambda x: 2 * jnp.sin(x))
+    jax.config.update("jax_dump_ir_to", str(tmp_path))
+    try:
+        first, again = (watch.measure(lambda: doubled(3.0)) for _ in range(2))
+    finally:
+        jax.config.update("jax_dump_ir_to", "")
+        jax.monitoring.unregister_event_time_span_listener(watch.heard)
+    assert first["programs"] == 1
+    assert first["kilobytes"] > 0
+    assert min(first["trace"], first["lower"], first["compile"]) > 0
+    assert (again["programs"], again["kilobytes"], again["compile"]) == (0, 0, 0)
+    assert set(module.FAST) < set(module.CASES)
