@@ -21,6 +21,8 @@ from ..fitting.spline_equations import penalty_of
 from ..fitting.spline_sums import SplineSums, Totals, add_points, no_sums
 from ..samples.samples import Samples
 
+_LARGEST = 1e60  # of a number that is observed: a larger one is a mistake, whose square would drown all the others
+
 
 class Equations(NamedTuple):
     """A, b and the sum of squares of gradients [0] and of Hessians [1], and the numbers of rows; [1] only if used."""
@@ -123,12 +125,17 @@ def no_equations(mesh: Mesh) -> Equations:
     return Equations(*(jnp.zeros(shape, jnp.float64) for shape in ((kinds, p, p), (kinds, p), (kinds,), (kinds,))))
 
 
+def _usable(array: Array) -> Bool[Array, "..."]:
+    """Finite, and its fourth power too: sums of squares, and products of these, must stay what they are."""
+    return jnp.abs(array.astype(jnp.float64)) < _LARGEST
+
+
 def batch_of(mesh: Mesh, samples: Samples) -> Batch:
-    """The episodes that can be used; one with an observed number that is not finite is refused as a whole."""
+    """The episodes that can be used; one with a number that is absurd or not finite is refused as a whole."""
     hessian = samples.hessian if mesh.hessians else None
-    finite = jnp.isfinite(samples.x).all(-1) & jnp.isfinite(samples.gradient).all(-1)
+    finite = _usable(samples.x).all(-1) & _usable(samples.gradient).all(-1)
     if hessian is not None:
-        finite = finite & jnp.isfinite(hessian).all((-2, -1))
+        finite = finite & _usable(hessian).all((-2, -1))
     bad = jnp.any(samples.observed & ~finite, 1)
     sound = ~bad & jnp.any(samples.observed, 1)
     used = samples.observed & sound[:, None]

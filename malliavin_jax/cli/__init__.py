@@ -1,3 +1,3 @@
-"""The command line: `malliavin-jax check | estimate | recover | reproduce`."""
+"""The command line: `malliavin-jax check | estimate | recover | watch | reproduce`."""
 
 from .entry import main as main

@@ -27,14 +27,13 @@ from ..samples.completion import MISSING
 from ..samples.samples import Samples
 from ..streaming.accumulator import Accumulator
 from ..streaming.streams import accumulate
-from .output import Place, as_json, gradient_rows, loss_rows
+from .output import Place, Voice, as_json, gradient_rows, loss_rows
 
 _IN_MEMORY = 2**26  # numbers of x, gradient and Hessian at the conditioning steps: more, and they are streamed
 _POINTS = {1: 61, 2: 25, 3: 11}  # of the default grid, on each axis
 _GRID_NUMBERS = 2**21  # of the Hessians along the episodes whose positions the default grid is laid over
 _ALPHAS = 64  # points of the grid whose estimates are made at a time
 _WEIGHTS = "the weights do not integrate by parts"
-Say = Callable[[str], None]
 
 
 class Request(NamedTuple):
@@ -57,14 +56,6 @@ class Bank(NamedTuple):
 
     samples: Samples
     later: tuple[Callable[[], Samples], ...]
-
-
-class Voice(NamedTuple):
-    """Results go to `say`, what goes on to `note`, JSON to `emit`; with JSON on standard output all else is notes."""
-
-    say: Say
-    note: Say
-    emit: Say | None = None
 
 
 def run_check(data: Path, place: Place, request: Request, voice: Voice) -> int:
@@ -272,6 +263,17 @@ def _default_axes(recording: Recording, samples: Samples) -> list[np.ndarray]:
     positions = np.concatenate(np.asarray(samples.x[:episodes]))
     ends = np.nanpercentile(positions, [2, 98], axis=0)
     return [np.linspace(low, high, _POINTS[recording.dim]) for low, high in ends.T]
+
+
+def points_of(words: Sequence[str]) -> np.ndarray:
+    """Points as rows, from words such as 0.1,0.5."""
+    try:
+        points = np.asarray([[float(number) for number in word.split(",")] for word in words])
+    except ValueError:
+        points = np.full((1, 1), np.nan)
+    if not np.all(np.isfinite(points)):
+        raise ValueError(f"--at must be points with equally many numbers, separated by commas, got {' '.join(words)}")
+    return points
 
 
 def _mesh(axes: list[np.ndarray]) -> np.ndarray:

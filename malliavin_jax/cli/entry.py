@@ -1,4 +1,4 @@
-"""The command line: `malliavin-jax check | estimate | recover | reproduce`."""
+"""The command line: `malliavin-jax check | estimate | recover | watch | reproduce`."""
 
 import argparse
 import math
@@ -51,23 +51,21 @@ def _failed(message: str) -> int:
     return 2
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    from .output import Place
+    from .output import Place, say, voice_of
 
     if arguments.command == "reproduce":
         Place(arguments.out, overwrite=arguments.overwrite).check(["results.json", "table.txt"])
         from .reproduce import reproduce
 
-        reproduce(arguments.out, seed=arguments.seed, fast=arguments.fast, say=_say)
+        reproduce(arguments.out, seed=arguments.seed, fast=arguments.fast, say=say)
         return 0
+    if arguments.command == "watch":
+        from .watch import Watch, run_watch
+
+        place = Place(arguments.out or (None if arguments.json else Path("out")), overwrite=arguments.overwrite)
+        settings = {name: getattr(arguments, name) for name in Watch._fields}
+        return run_watch(arguments.data, place, Watch(**settings), voice_of(arguments.json))
 
     from . import commands
 
@@ -85,18 +83,13 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     default = None if arguments.command == "check" or arguments.json else Path("out")
     place = Place(default if arguments.out is None else arguments.out, overwrite=arguments.overwrite)
-    # With JSON on standard output, whatever else there is to say goes to standard error.
-    voice = commands.Voice(_note, _note, _emit) if arguments.json else commands.Voice(_say, _note)
+    voice = voice_of(arguments.json)
     if arguments.command == "check":
         return commands.run_check(arguments.data, place, request, voice)
     if arguments.command == "estimate":
-        points = None if arguments.at is None else _points(arguments.at)
+        points = None if arguments.at is None else commands.points_of(arguments.at)
         return commands.run_estimate(arguments.data, place, request, points, arguments.grid, voice)
     return commands.run_recover(arguments.data, place, request, arguments.grid, voice)
-
-
-def _emit(text: str) -> None:
-    print(text, end="", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_estimate(commands)
     _add_recover(commands)
+    _add_watch(commands)
     _add_reproduce(commands)
     return parser
 
@@ -190,6 +184,33 @@ def _add_estimation_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_watch(commands: Any) -> None:
+    watch = commands.add_parser(
+        "watch",
+        help="the loss of a run that is still being recorded, update by update",
+        description="Follow a folder that a Recorder is writing: every so many episodes the loss is fitted again, "
+        "and what no longer agrees with the newest is forgotten. Writes loss.csv, loss.png, watch.json and state.npz, "
+        "from which the same command goes on, as if it had never ended, after an interrupt or a kill.",
+        epilog=f"examples:\n  malliavin-jax watch run\n  malliavin-jax watch run --once --grid -2:2:81\n\n{_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    watch.add_argument("data", type=Path, metavar="RUN", help="the folder of a recorder")
+    watch.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: out; with --json, nowhere)")
+    watch.add_argument("--overwrite", action="store_true", help="begin anew, and replace what is there")
+    watch.add_argument("--json", action="store_true", help="a line of JSON on standard output at each refreshing")
+    watch.add_argument("--grid", type=_grid, help="low:high:count for each axis (default: around the first update)")
+    watch.add_argument("--episodes", type=_count, default=50, metavar="N", help="that make an update (default: 50)")
+    watch.add_argument("--piece-steps", type=_count, metavar="N", help="cut long episodes into pieces of so many steps")
+    watch.add_argument(
+        "--forgetting", type=float, metavar="R", help="factor of an update (default: chosen from the data)"
+    )
+    watch.add_argument(
+        "--every", type=_seconds, default=5.0, metavar="S", help="seconds between refreshings (default: 5)"
+    )
+    watch.add_argument("--once", action="store_true", help="learn what is there, and end")
+    watch.add_argument("--idle", type=_seconds, metavar="S", help="end when nothing new has come for so many seconds")
+
+
 def _add_reproduce(commands: Any) -> None:
     reproduce = commands.add_parser(
         "reproduce",
@@ -246,6 +267,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    """A positive number."""
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return seconds
+
+
 def _grid(text: str) -> list[np.ndarray]:
     """The axes in low:high:count, one or several separated by commas."""
     axes = []
@@ -266,14 +295,3 @@ def _grid(text: str) -> list[np.ndarray]:
         ways = ",".join(f"{axis[0]:g}:{axis[-1]:g}:{min(len(axis), most)}" for axis in axes)
         raise argparse.ArgumentTypeError(f"has {points} points, and at most {_POINTS} are served: try --grid {ways}")
     return axes
-
-
-def _points(words: Sequence[str]) -> np.ndarray:
-    """Points as rows, from words such as 0.1,0.5."""
-    try:
-        points = np.asarray([[float(number) for number in word.split(",")] for word in words])
-    except ValueError:
-        points = np.full((1, 1), np.nan)
-    if not np.all(np.isfinite(points)):
-        raise ValueError(f"--at must be points with equally many numbers, separated by commas, got {' '.join(words)}")
-    return points

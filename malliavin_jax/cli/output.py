@@ -4,16 +4,38 @@ import csv
 import io
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from .._base.files import write_whole
 from ..estimate.ratio import Estimate
 from ..recovery.loss import Loss
+
+
+class Voice(NamedTuple):
+    """Results go to `say`, what goes on to `note`, JSON to `emit`; with JSON on standard output all else is notes."""
+
+    say: Callable[[str], None]
+    note: Callable[[str], None]
+    emit: Callable[[str], None] | None = None
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def voice_of(json: bool) -> Voice:
+    """With JSON on standard output, whatever else there is to say goes to standard error."""
+    return Voice(note, note, lambda text: print(text, end="", flush=True)) if json else Voice(say, note)
 
 
 class Place:

@@ -111,6 +111,36 @@ def _numbers(ax: Any, alphas: np.ndarray, estimates: Estimate) -> None:
     ax.margins(0.6, 0.4)
 
 
+def draw_watch(file: Any, loss: Loss, history: Any, axis: np.ndarray) -> None:
+    """The loss now; beside it, over the rows, how it came to be (on a line), and how much is remembered."""
+    figure = Figure(figsize=(10.0, 4.0), layout="constrained")
+    now, past = figure.subplots(1, 2)
+    known = bool(np.isfinite(np.asarray(loss.value)).any())
+    if not known:
+        now.set_title("too few episodes to trust any point yet", fontsize=10)
+    if isinstance(loss.grid, tuple):
+        if known:
+            plots.loss_surface(loss.grid, loss.value, ax=now)
+        past.plot(history.row, history.memory, ".-", color=COLOURS[0])
+        past.set(ylabel="updates remembered", ylim=(0, None))
+    else:
+        if known:
+            plots.loss_recovery({"recovered": loss}, ax=now)
+        if len(history.row) > 1:
+            top = float(np.nanpercentile(history.loss, 90)) if np.isfinite(history.loss).any() else 1.0
+            image = past.pcolormesh(
+                history.row, axis, history.loss.T, cmap="cividis", shading="nearest", vmin=0, vmax=top, rasterized=True
+            )
+            figure.colorbar(image, ax=past, label="recovered loss")
+        past.set(ylabel=STATE)
+    for row in history.row[np.diff(history.changes, prepend=0) > 0]:
+        past.axvline(row, color=COLOURS[1], linewidth=1.2)
+    found = int(history.changes[-1]) if len(history.changes) else 0
+    past.set_title(f"{found} change{'' if found == 1 else 's'} found", fontsize=10)
+    past.set_xlabel("rows learned")
+    save(figure, file)
+
+
 # --- the figures of `reproduce`: one panel an estimator, because curves that are right lie on one another -----------
 
 

@@ -80,15 +80,18 @@ class RecordedRows(NamedTuple):
         return self.first + len(self.x)
 
 
-def read_blocks(path: str | os.PathLike, *, start: int = 0, max_bytes: int = MAX_BYTES) -> RecordedRows:
+def read_blocks(
+    path: str | os.PathLike, *, start: int = 0, stop: int | None = None, max_bytes: int = MAX_BYTES
+) -> RecordedRows:
     """The rows that a `Recorder` has saved, from number `start` on; it may be writing at the same time.
 
-    Files that hold earlier rows only are not opened, so that following a recorder costs what is new:
+    Files that hold other rows only are not opened, so that following a recorder costs what is new:
     `rows = read_blocks(folder, start=rows.next)`.
 
     Args:
         path: the folder.
         start: the first row wanted, counted from 0.
+        stop: the one after the last wanted; None for all.
         max_bytes: refuse a file that unpacks to more (default 8 GiB).
 
     Returns:
@@ -120,6 +123,9 @@ def read_blocks(path: str | os.PathLike, *, start: int = 0, max_bytes: int = MAX
     blocks = list_blocks(folder)
     later = [first for first, _ in blocks[1:]]
     wanted = blocks[int(np.searchsorted(later, start, side="right")) :]  # from the block that holds row `start`
+    if stop is not None:
+        check_count("stop", stop, at_least=start)
+        wanted = [block for number, block in enumerate(wanted) if number == 0 or block[0] < stop]
     parts, reached = [], wanted[0][0] if wanted else 0
     if blocks and blocks[0][0] != 0:
         raise ValueError(f"{folder} lacks its rows from 0 to {blocks[0][0] - 1}: a file is missing")
@@ -135,7 +141,8 @@ def read_blocks(path: str | os.PathLike, *, start: int = 0, max_bytes: int = MAX
     empty = {
         name: np.zeros((0, *settings.shapes().get(name, ())), bool if name == "starts" else float) for name in names
     }
-    columns = {name: np.concatenate([part[name] for part in parts or [empty]])[skipped:] for name in names}
+    chosen = slice(skipped, None if stop is None else skipped + stop - start)
+    columns = {name: np.concatenate([part[name] for part in parts or [empty]])[chosen] for name in names}
     gradient, hessian, step_size = (columns.get(name) for name in ("gradient", "hessian", "step_size"))
     beta = settings.inverse_temperature
     return RecordedRows(start, columns["x"], gradient, hessian, step_size, beta, columns["starts"])

@@ -163,6 +163,11 @@ def test_a_follower_reads_what_is_new(tmp_path, monkeypatch):
     assert opened == ["rows-000000000008.npz"]
     assert (newest.first, newest.next, newest.starts.tolist()) == (10, 11, [True])
     assert len(mj.io.read_blocks(tmp_path, start=11).x) == 0
+    whole = mj.io.read_blocks(tmp_path)
+    for start, stop in ((0, 3), (2, 9), (4, 4), (5, 100)):
+        np.testing.assert_array_equal(mj.io.read_blocks(tmp_path, start=start, stop=stop).x, whole.x[start:stop])
+    with pytest.raises(ValueError, match="stop must be a whole number, at least 3"):
+        mj.io.read_blocks(tmp_path, start=3, stop=2)
     with pytest.raises(ValueError, match="start must be at most 11, the number of rows"):
         mj.io.read_blocks(tmp_path, start=12)
     recorder.close()
