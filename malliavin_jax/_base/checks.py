@@ -1,7 +1,9 @@
 """Checks that name the argument, and the few helpers that every room needs."""
 
+import functools
 import math
-from collections.abc import Sequence
+import types
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +32,7 @@ def is_traced(*values: Any) -> bool:
 
 def check_positive(name: str, value: Any) -> None:
     """Refuse a number that is not finite and positive (a traced value passes: it has no value yet)."""
+    _check_number(name, value)
     if is_concrete(value) and not (np.all(np.isfinite(value)) and np.all(np.asarray(value) > 0)):
         raise ValueError(f"{name} must be positive and finite, got {value}")
 
@@ -42,8 +45,14 @@ def check_finite(name: str, value: Any) -> None:
 
 def check_nonnegative(name: str, value: Any) -> None:
     """Refuse a number that is negative or not finite (a traced value passes)."""
+    _check_number(name, value)
     if is_concrete(value) and not (np.all(np.isfinite(value)) and np.all(np.asarray(value) >= 0)):
         raise ValueError(f"{name} must be non-negative and finite, got {value}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, str) or value is None or callable(value):
+        raise ValueError(f"{name} must be a number, got {described(value)}")
 
 
 def check_count(name: str, value: Any, at_least: int = 1) -> int:
@@ -53,12 +62,52 @@ def check_count(name: str, value: Any, at_least: int = 1) -> int:
     return int(value)
 
 
-def check_shape(name: str, array: Any, expected: Sequence[int | None]) -> None:
-    """Refuse an array whose shape differs from `expected`, where None stands for any size."""
+def check_shape(name: str, array: Any, expected: Sequence[int | None], axes: str = "", remedy: str = "") -> None:
+    """Refuse an array whose shape differs from `expected`, where None stands for any size.
+
+    `axes` names the axes ("episodes points d") and `remedy` says what to do.
+    """
     shape = np.shape(array)
     if len(shape) != len(expected) or any(e is not None and s != e for s, e in zip(shape, expected, strict=True)):
-        wanted = "(" + ", ".join("any" if e is None else str(e) for e in expected) + ")"
-        raise ValueError(f"{name} must have shape {wanted}, got {tuple(shape)}")
+        names = axes.split() or ["any"] * len(expected)
+        wanted = _tuple(name if size is None else str(size) for size, name in zip(expected, names, strict=True))
+        legend = f" for axes {_tuple(names)}" if axes and _tuple(names) != wanted else ""
+        raise ValueError(f"{name} must have shape {wanted}{legend}, got {tuple(shape)}{remedy and ': ' + remedy}")
+
+
+def _tuple(entries: Iterable[str]) -> str:
+    """As Python writes a tuple."""
+    listed = list(entries)
+    return f"({', '.join(listed)}{',' if len(listed) == 1 else ''})"
+
+
+def check_key(name: str, key: Any) -> None:
+    """Refuse what is no random key, or more than one."""
+    kind = getattr(key, "dtype", None)
+    typed = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
+    raw = kind == np.uint32 and np.ndim(key) > 0  # the words of an old key
+    if not typed and not raw:
+        got = f"the number {key}" if isinstance(key, int | np.integer) else described(key)
+        seed = key if isinstance(key, int | np.integer) else 0
+        raise ValueError(f"{name} must be a random key, got {got}: give jax.random.key({seed})")
+    if np.ndim(key) != (0 if typed else 1):
+        raise ValueError(
+            f"{name} must be one random key, got keys of shape {np.shape(key)}: map over them with jax.vmap"
+        )
+
+
+def described(thing: Any) -> str:
+    """What a thing of the wrong kind is, in an error message: "the class Laplace", "an array of shape (3,)"."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__} (an instance is wanted: {thing.__name__}(…))"
+    if isinstance(thing, bool | int | float | str | np.number) or thing is None:
+        return repr(thing)
+    if isinstance(thing, jax.Array | np.ndarray):
+        return f"an array of shape {thing.shape}"
+    name = type(thing).__name__
+    if isinstance(thing, types.FunctionType | types.MethodType | functools.partial) or "Method" in name:
+        return "a function"
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def steps_at(times: Any, step_size: Any, *, name: str = "times") -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from .._base.checks import check_count, check_shape, is_concrete
-from .._base.types import Key, Scalar, Vector
+from .._base.types import Key, Place, Scalar
+from ..estimate.field import AbstractField, place_of
 from ..estimate.ratio import Estimate
 from ..potentials.spline import Spline
 from ..recovery.integration import axes_of
@@ -26,7 +27,7 @@ from .reading import Reading, estimate_at, loss_on, no_reading, read
 _INTERVALS = {1: 48, 2: 10}
 
 
-class AdaptiveField(eqx.Module):
+class AdaptiveField(AbstractField):
     """The gradient of a loss that may change, from episodes that keep coming, in constant time and memory an update.
 
     Sums over the points seen (the normal equations of a penalised spline L_θ of degree 5) are kept in five groups: the
@@ -190,8 +191,8 @@ class AdaptiveField(eqx.Module):
         p_values = lax.map(at, jnp.arange(cuts, dtype=jnp.int32))
         return keep(p_values, levels(self.false_alarm, cuts)), p_values
 
-    def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
-        check_shape("alpha", alpha, (self.mesh.dim,))
+    def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
+        alpha = place_of(alpha, self.mesh.dim)
         with jax.enable_x64(True):
             return estimate_at(self.mesh, self.reading, alpha)
 
@@ -250,6 +251,6 @@ def _mesh(low: Any, high: Any, intervals: Any, hessians: bool) -> Mesh:
     d = len(ends[0])
     given = _INTERVALS[d] if intervals is None else intervals
     cells = (given,) * d if isinstance(given, int | np.integer) else tuple(given)
-    check_shape("intervals", cells, (d,))
+    check_shape("intervals", cells, (d,), "d")
     cells = tuple(check_count("intervals", n, 4) for n in cells)
     return Mesh(jnp.asarray(ends[0]), jnp.asarray(ends[1]), cells, bool(hessians))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from .._base.checks import check_count, check_shape, float_array, floats_to_arrays, steps_at
+from .._base.checks import check_count, check_key, check_shape, float_array, floats_to_arrays, steps_at
 from .._base.types import Key
 from ..chain.dynamics import Dynamics, State
 from ..chain.rule import check_rule
@@ -131,10 +131,11 @@ def track(
         tracked.changed, tracked.changed_at[-1]  # the fourth update, number 3
         ```
     """
+    check_key("key", key)
     num_updates, steps = check_count("num_updates", num_updates), check_count("steps_per_update", steps_per_update)
     axes = axes_of(grid)
     x = float_array("initial", initial)
-    check_shape("initial", x, (None, field.mesh.dim))
+    check_shape("initial", x, (None, field.mesh.dim), "chains d")
     if len(axes) != field.mesh.dim:
         raise ValueError(f"grid must have {field.mesh.dim} axes, as many as the field, got {len(axes)}")
     check_rule(step_size, inverse_temperature)

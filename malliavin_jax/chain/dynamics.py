@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .._base.checks import described
 from .._base.fingerprint import is_key
 from .._base.types import Key, Scalar
 from ..estimate.ratio import Estimate
@@ -66,7 +67,8 @@ class Dynamics(eqx.Module):
         key = jax.random.fold_in(self.field_key, k)
         estimate = jax.vmap(lambda alpha: self.field(alpha, key=key))(x)
         if not isinstance(estimate, Estimate) or estimate.value.shape != x.shape:
-            got = jax.tree.map(lambda leaf: leaf.shape[1:], estimate)
+            is_one = isinstance(estimate, Estimate)
+            got = estimate.value.shape[1:] if is_one else f"{described(estimate)} for all chains"
             raise ValueError(f"field must return an Estimate with a value of shape {x.shape[1:]}, got {got}")
         return Record(
             positions=x,

@@ -13,8 +13,9 @@ import optax
 from jaxtyping import Array, ArrayLike, Bool, Float, Shaped
 
 from .._base.checkpoint import Checkpoint, as_checkpoint
-from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
+from .._base.checks import check_count, check_key, check_nonnegative, check_shape, float_array, is_concrete
 from .._base.types import Key
+from ..estimate.field import check_field
 from ..estimate.ratio import Estimate
 from .dynamics import Dynamics, Record
 from .rule import METHODS, check_rule
@@ -119,6 +120,8 @@ def passive_langevin(
         chain.positions.shape  # (8, 80, 1)
         ```
     """
+    check_key("key", key)
+    check_field(field)
     x = _starting_points(initial)
     schedule = _schedule(num_steps, burn_in, thinning)
     saved = as_checkpoint(checkpoint)
@@ -155,7 +158,7 @@ def passive_langevin(
 
 def _starting_points(initial: Any) -> Float[Array, "chains d"]:
     x = float_array("initial", initial)
-    check_shape("initial", x, (None, None))
+    check_shape("initial", x, (None, None), "chains d", "one row for each chain, as jnp.zeros((chains, d))")
     if 0 in x.shape:
         raise ValueError(f"initial must hold at least one chain in at least one dimension, got {x.shape}")
     if is_concrete(x) and not np.all(np.isfinite(x)):

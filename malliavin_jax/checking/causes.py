@@ -31,6 +31,7 @@ from .sentences import (
 )
 
 _BENT = 0.2  # relative difference of the step sizes by small and by large gradients
+_CLOSER = 0.2  # of the mean squared move: less than that along another axis, and this one is time
 _NO_NOISE = 1e-4  # of the variance that the settings promise, or of the moves where they promise none
 
 
@@ -41,10 +42,34 @@ def findings_of(one: LearnerReport, block: Block, has_gradient: bool) -> list[st
             f"{100 * one.still:.3g} % of the steps do not move at all, which noise never does: rows are logged twice, "
             "or episodes are padded; log every row once, and say with last_steps where each episode ends"
         ]
+    symptoms = list(deviations(one) if has_gradient else _of_moves(one))
+    if symptoms and (axes := _other_axes(block, one.settings)) is not None:
+        return [axes]
     if not has_gradient:
-        return list(_of_moves(one))
-    symptoms = list(deviations(one))
+        return symptoms
     return list(_causes(one, log_of(block), symptoms)) if symptoms else []
+
+
+def _other_axes(block: Block, settings: Settings) -> str | None:
+    """Axes in another order: time is the axis along which positions change least, for episodes are independent."""
+    if np.any(block.last_steps != block.x.shape[1] - 1):
+        return None
+    squares = {axis: float(np.mean(np.diff(block.x, axis=axis) ** 2)) for axis in range(3) if block.x.shape[axis] > 1}
+    time = min(squares, key=squares.__getitem__)
+    if time == 1 or squares[time] > _CLOSER * squares[1]:
+        return None
+    epsilon, beta = settings
+    if epsilon is not None and beta is not None and not 0.5 < squares[time] * beta / (2 * epsilon) < 2:
+        return None
+    order, remedy = {
+        0: ("(points, episodes, d)", "array.swapaxes(0, 1)"),
+        2: ("(d, episodes, points)", "np.moveaxis(array, 0, -1)"),
+    }[time]
+    return (
+        f"the axes are in another order: along axis {time} positions change by {squares[time] ** 0.5:.2g} a step, "
+        f"along axis 1, which must be time, by {squares[1] ** 0.5:.2g}; x seems to have shape {order}, and must have "
+        f"(episodes, points, d): pass {remedy} of each array"
+    )
 
 
 def _of_moves(one: LearnerReport) -> Iterator[str]:

@@ -117,7 +117,7 @@ def density_significance(chain: Chain) -> Float[Array, "chains kept"]:
 def _per_coordinate(statistic: Callable[[Array], Array], positions: Any) -> Array:
     """The statistic of each coordinate, positions checked."""
     x = float_array("positions", positions)
-    check_shape("positions", x, (None, None, None))
+    check_shape("positions", x, (None, None, None), "chains kept d")
     if x.shape[1] < 4:
         raise ValueError(f"positions must hold at least 4 per chain, got shape {x.shape}")
     return _apply(statistic, x)

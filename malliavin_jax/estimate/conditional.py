@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._base.checks import check_positive, check_shape
-from .._base.types import Scalar, Vector
+from .._base.types import Place, Scalar, Vector
 from ..samples.samples import Samples, check_samples
 from ..samples.summary import box, masked_mean
-from .localizers import Localizer
+from .field import place_of
+from .localizers import Localizer, check_localizer
 from .ratio import Estimate, ratio_estimate
 from .sums import localized_sums, make_bank
 
@@ -25,7 +26,7 @@ def conditional_expectation(
     samples: Samples,
     values: Float[Array, "episodes times m"],
     jacobians: Float[Array, "episodes times m d"],
-    alpha: Vector,
+    alpha: Place,
     localizer: Localizer,
 ) -> Estimate:
     """E[ℓ(X_s) | X_s = α] for any ℓ with m components, by the formula at the head of this file.
@@ -37,7 +38,7 @@ def conditional_expectation(
         samples: positions and weights; their gradients and Hessians are not used.
         values: ℓ(X_s) at each sample, of shape (episodes, times, m).
         jacobians: ∇ℓ(X_s) at each sample, of shape (episodes, times, m, d).
-        alpha: α, of shape (d,).
+        alpha: α, of shape (d,); in one dimension a number will do.
         localizer: `Laplace`, `Gaussian`, `Heaviside`, `Centered` or your own.
 
     Returns:
@@ -61,10 +62,11 @@ def conditional_expectation(
         ```
     """
     check_samples(samples)
+    check_localizer(localizer)
     shape = samples.x.shape
-    check_shape("alpha", alpha, (samples.dim,))
-    check_shape("values", values, (*shape[:2], None))
-    check_shape("jacobians", jacobians, (*values.shape, samples.dim))
+    alpha = place_of(alpha, samples.dim, samples.x.dtype)
+    check_shape("values", values, (*shape[:2], None), "episodes times m")
+    check_shape("jacobians", jacobians, (*values.shape, samples.dim), "episodes times m d")
     centre = masked_mean(values, samples.observed)  # squares of centred values do not cancel in float32
     bank = make_bank(samples, values - centre[None, None, :], jacobians)
     low, high = box(samples)
@@ -74,12 +76,12 @@ def conditional_expectation(
     return eqx.tree_at(lambda e: e.value, estimate, estimate.value + centre)
 
 
-def density(samples: Samples, alpha: Vector, localizer: Localizer) -> tuple[Scalar, Scalar]:
+def density(samples: Samples, alpha: Place, localizer: Localizer) -> tuple[Scalar, Scalar]:
     """The density p̂_s(α) = mean of w of the observed positions, averaged over the times.
 
     Args:
         samples: positions and weights; their gradients and Hessians are not used.
-        alpha: α, of shape (d,).
+        alpha: α, of shape (d,); in one dimension a number will do.
         localizer: `Laplace`, `Gaussian`, `Heaviside`, `Centered` or your own.
 
     Returns:
@@ -100,6 +102,7 @@ def density(samples: Samples, alpha: Vector, localizer: Localizer) -> tuple[Scal
         p, stderr = mj.density(samples, jnp.array([0.5]), mj.Laplace(0.5))
         ```
     """
+    check_samples(samples)
     nothing = jnp.zeros((*samples.x.shape[:2], 1), samples.x.dtype)
     estimate = conditional_expectation(
         samples, nothing, jnp.zeros((*nothing.shape, samples.dim), nothing.dtype), alpha, localizer
@@ -107,14 +110,14 @@ def density(samples: Samples, alpha: Vector, localizer: Localizer) -> tuple[Scal
     return estimate.density, estimate.density_stderr
 
 
-def score(samples: Samples, alpha: Vector, length: float | Scalar) -> tuple[Vector, Vector]:
+def score(samples: Samples, alpha: Place, length: float | Scalar) -> tuple[Vector, Vector]:
     """The score ∇ log p_s(α) = −E[S | X_s = α], by a Gaussian kernel.
 
     The weights' own derivative is not observed, so this average keeps the kernel's bias, of order length².
 
     Args:
         samples: positions and weights; their gradients and Hessians are not used.
-        alpha: α, of shape (d,).
+        alpha: α, of shape (d,); in one dimension a number will do.
         length: standard deviation of the kernel, positive, in the units of x.
 
     Returns:
@@ -139,7 +142,7 @@ def score(samples: Samples, alpha: Vector, length: float | Scalar) -> tuple[Vect
     """
     check_positive("length", length)
     check_samples(samples)
-    check_shape("alpha", alpha, (samples.dim,))
+    alpha = place_of(alpha, samples.dim, samples.x.dtype)
     bank = make_bank(samples, -samples.weight, jnp.zeros((*samples.x.shape, samples.dim), samples.x.dtype))
 
     def kernel_only(y: Vector) -> tuple[Scalar, Vector]:

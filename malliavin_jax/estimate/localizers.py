@@ -14,14 +14,14 @@ import abc
 import functools
 import math
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._base.checks import check_positive
+from .._base.checks import check_positive, described
 from .._base.types import Scalar, Vector
 from .shells import Shell, mass_in_the_plane, mass_of_shells
 
@@ -56,6 +56,18 @@ class AbstractLocalizer(eqx.Module):
     @abc.abstractmethod
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
         """K(y) and G(y)."""
+
+
+def check_localizer(localizer: Any) -> None:
+    """Refuse a length, a class or a word in place of a localizer; any function y ↦ (K, G) is one."""
+    if isinstance(localizer, type) or not callable(localizer):
+        is_length = isinstance(localizer, int | float) and not isinstance(localizer, bool)
+        remedy = (
+            f"give Laplace({localizer}), or Gaussian({localizer}, core=…) beyond one dimension"
+            if is_length
+            else ("give Laplace(length) or Gaussian(length, core=…)")
+        )
+        raise ValueError(f"localizer must be a localizer, got {described(localizer)}: {remedy}")
 
 
 class AbstractRadial(AbstractLocalizer):

@@ -3,13 +3,14 @@
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._base.checks import check_count, floats_to_arrays, steps_at
-from .._base.types import Key, Vector
-from ..estimate.localizers import AbstractLocalizer
+from .._base.checks import check_count, check_key, floats_to_arrays, steps_at
+from .._base.types import Key, Place
+from ..estimate.field import AbstractField, place_of
+from ..estimate.localizers import AbstractLocalizer, check_localizer
 from ..estimate.ratio import Estimate
 from ..learner.learner import ForwardLearner, initial_shape
 from ..models.folds import folded_sums, make_fold
-from ..potentials.base import AbstractPotential
+from ..potentials.base import AbstractPotential, check_potential
 from ..potentials.products import MatrixFree
 from ..samples.default_scheme import choose_scheme
 from ..samples.simulated import observe_steps
@@ -18,7 +19,7 @@ from ..weights.scheme import Scheme
 from .extrapolation import guarded_estimate, tangent_planes
 
 
-class TrueField(eqx.Module):
+class TrueField(AbstractField):
     """The field of a known potential: what a perfect estimator would return.
 
     Args:
@@ -39,13 +40,17 @@ class TrueField(eqx.Module):
 
     potential: AbstractPotential | MatrixFree
 
-    def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
+    def __check_init__(self):
+        check_potential("potential", self.potential)
+
+    def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
+        alpha = place_of(alpha)
         value = self.potential.gradient(alpha)
         nan = jnp.full((), jnp.nan, alpha.dtype)
         return Estimate(value, jnp.zeros_like(value), nan, nan, jnp.asarray(True))
 
 
-class FreshField(eqx.Module):
+class FreshField(AbstractField):
     """New episodes at every call, as in the paper's Algorithm 1: `field(alpha, key=key)` observes, then estimates at α.
 
     Args:
@@ -94,15 +99,20 @@ class FreshField(eqx.Module):
         control: AbstractPotential | None = None,
     ):
         _, dtype = initial_shape(learner)
+        check_localizer(localizer)
+        if control is not None:
+            check_potential("control", control, " or None")
         self.num_episodes = check_count("num_episodes", num_episodes, at_least=2)
         self.stops = steps_at([time], learner.step_size, name="time")
         self.learner, self.localizer = floats_to_arrays(learner, dtype), localizer
         self.scheme = floats_to_arrays(choose_scheme(self.learner, scheme, self.stops[-1]), dtype)
         self.control = control
 
-    def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
+    def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
         if key is None:
             raise ValueError("key must be given: FreshField simulates new episodes at every call")
+        check_key("key", key)
+        alpha = place_of(alpha, *initial_shape(self.learner))
         samples = observe_steps(key, self.learner, self.scheme, self.num_episodes, self.stops)
         samples.require_hessian("FreshField")
         folds = (make_fold(samples, self.control),)

@@ -28,12 +28,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._base.types import Scalar, Vector
-from ..estimate.localizers import AbstractLocalizer, AbstractRadial
+from ..estimate.localizers import AbstractLocalizer, AbstractRadial, check_localizer
 from ..estimate.ratio import TRUSTED_FROM
 from ..estimate.sums import Bank, episode_terms
 from ..models.folds import Fold, make_fold
 from ..models.selection import choose_localizer, typical_points
-from ..potentials.base import AbstractPotential
+from ..potentials.base import AbstractPotential, check_potential
 from ..samples.samples import Samples, check_samples
 from ..samples.summary import spread
 
@@ -213,6 +213,9 @@ def goodness_of_fit(
     """
     check_samples(samples)
     samples.require_hessian("goodness_of_fit")
+    check_potential("potential", potential)
+    if localizer is not None:
+        check_localizer(localizer)
     rung, samples = samples.rung, samples.bare
     fold = make_fold(samples, potential)
     if localizer is None:

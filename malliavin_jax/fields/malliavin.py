@@ -2,23 +2,22 @@
 
 from typing import Literal, Protocol, runtime_checkable
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .._base import mesh
-from .._base.checks import check_shape
-from .._base.types import Key, Scalar, Vector
+from .._base.types import Key, Place, Scalar, Vector
 from ..checking.learners import Log
 from ..checking.report import checked
-from ..estimate.localizers import AbstractLocalizer, Laplace
+from ..estimate.field import AbstractField, place_of
+from ..estimate.localizers import AbstractLocalizer, Laplace, check_localizer
 from ..estimate.ratio import Estimate
 from ..estimate.sums import Sums, add_up
 from ..models.fitted import completed_model, fit_models, kinds_for
 from ..models.folds import Fold, folded_sums, make_fold
 from ..models.selection import choose_localizer
-from ..potentials.base import AbstractPotential
-from ..samples.samples import Samples, check_samples
+from ..potentials.base import AbstractPotential, check_potential
+from ..samples.samples import Samples, check_samples, not_samples
 from ..samples.summary import box, masked_mean
 from .assisted import AssistedTable
 from .correction import Correction, how_much, tabulate
@@ -35,7 +34,7 @@ class Recorded(Log, Protocol):
         ...
 
 
-class MalliavinField(eqx.Module):
+class MalliavinField(AbstractField):
     """The counterfactual gradient E[∇L(X_s) | X_s = α] from a bank of samples, with its standard error.
 
     A model of the loss is fitted to the samples, and the debiased (Malliavin) estimate, which is unbiased whatever the
@@ -72,7 +71,8 @@ class MalliavinField(eqx.Module):
         check: what to do about a `Recording` that does not fit its learner: "error" (the default), "warn", or "off".
 
     Returns:
-        Called as `field(alpha)` with α of shape (d,), an `Estimate` with d entries. `jit`, `vmap` and `scan` work.
+        Called as `field(alpha)` with α of shape (d,), or a number in one dimension, an `Estimate` with d entries.
+        `jit`, `vmap` and `scan` work.
 
     Raises:
         ValueError: if a recording does not fit its learner; if `samples` hold no Hessians, fewer than two observed
@@ -145,8 +145,8 @@ class MalliavinField(eqx.Module):
             self.table = tabulate(samples, model, self)
             self.folds, self.sorted = (), None  # a query reads the table only
 
-    def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
-        check_shape("alpha", alpha, self.low.shape)
+    def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
+        alpha = place_of(alpha, len(self.low), self.low.dtype)
         if self.table is not None:
             return self.table(alpha)
         episodes = sum(fold.bank.episodes for fold in self.folds)
@@ -172,10 +172,7 @@ class MalliavinField(eqx.Module):
 def _samples_of(recording: object, check: Literal["error", "warn", "off"]) -> Samples:
     """The samples of a recording, once it was held against the law of its learner."""
     if not isinstance(recording, Recorded):
-        raise ValueError(
-            f"samples must be Samples or a Recording, got {type(recording).__name__}: weigh paths with "
-            "samples_from_paths first"
-        )
+        raise not_samples(recording, " or a Recording")
     checked(recording, check)
     return recording.samples(model="spline")
 
@@ -187,8 +184,12 @@ def _check_words(localizer: object, control: object, correction: object, samples
         raise ValueError("control='polynomial' needs observed Hessians: leave it at 'auto', or give a potential")
     if isinstance(localizer, str) and localizer != "auto":
         raise ValueError(f"localizer must be 'auto' or a localizer, got {localizer!r}")
+    if not isinstance(localizer, str):
+        check_localizer(localizer)
     if isinstance(control, str) and control not in ("auto", "spline", "polynomial"):
         raise ValueError(f"control must be 'auto', 'spline', 'polynomial', None or a potential, got {control!r}")
+    if not isinstance(control, str) and control is not None:
+        check_potential("control", control, ", 'auto', 'spline', 'polynomial' or None")
     if control == "spline" and d > 3:
         raise ValueError(f"control='spline' is for up to three dimensions, got samples with d = {d}")
     if correction not in ("auto", "full", "none"):

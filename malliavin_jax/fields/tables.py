@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._base.checks import check_count, check_shape
-from .._base.types import Key, Scalar, Vector
+from .._base.types import Key, Place, Scalar, Vector
+from ..estimate.field import AbstractField, check_field, place_of
 from ..estimate.ratio import Estimate
 
 _HALFWAY = 4096  # places at which the error of interpolation is measured
@@ -48,7 +49,7 @@ def interpolate(table: Array, corners: list[Corner]) -> Array:
     return total
 
 
-class TabulatedField(eqx.Module):
+class TabulatedField(AbstractField):
     """A field evaluated once on a regular grid, then interpolated linearly: for chains that query millions of times.
 
     Outside the grid the value at the nearest point is continued with the stiffness 1/(half-width)².
@@ -88,6 +89,7 @@ class TabulatedField(eqx.Module):
     def __init__(
         self, field: Callable[..., Estimate], axes: tuple[Float[Array, " nodes"], ...], *, chunk_size: int = 256
     ):
+        check_field(field)
         axes = tuple(jnp.asarray(axis) for axis in axes)
         _check_axes(axes)
         chunk_size = check_count("chunk_size", chunk_size)
@@ -103,8 +105,8 @@ class TabulatedField(eqx.Module):
         difference = jax.vmap(lambda point: self(point).value)(halfway) - evaluate(field, halfway).value
         self.interpolation_error = jnp.max(jnp.abs(difference), 0)
 
-    def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
-        check_shape("alpha", alpha, self.low.shape)
+    def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
+        alpha = place_of(alpha, len(self.low), self.low.dtype)
         table = self.estimates
         shape = table.density.shape
         high = self.low + self.step * (jnp.asarray(shape) - 1).astype(alpha.dtype)
@@ -126,7 +128,7 @@ class TabulatedField(eqx.Module):
 
 def _check_axes(axes: tuple[Float[Array, " nodes"], ...]) -> None:
     for i, axis in enumerate(axes):
-        check_shape(f"axes[{i}]", axis, (None,))
+        check_shape(f"axes[{i}]", axis, (None,), "nodes")
         steps = jnp.diff(axis)
         if axis.shape[0] < 2 or not bool(jnp.all(steps > 0)) or not bool(jnp.allclose(steps, steps[0], rtol=1e-3)):
             raise ValueError(f"axes[{i}] must be an increasing regular grid of at least 2 nodes")

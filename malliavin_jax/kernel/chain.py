@@ -9,7 +9,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from .._base.checks import check_count, check_positive, check_shape, float_array
+from .._base.checks import check_count, check_key, check_positive, check_shape, float_array
 from .._base.types import Key, Scalar, Vector
 from ..samples.samples import Samples, check_samples
 
@@ -112,7 +112,8 @@ def single_kernel_langevin(
     check_samples(samples)
     dtype, d = samples.x.dtype, samples.dim
     start = float_array("initial", initial).astype(dtype)
-    check_shape("initial", start, (None, d))
+    check_shape("initial", start, (None, d), "chains d")
+    check_key("key", key)
     num_steps = check_count("num_steps", num_steps)
     burn_in = check_count("burn_in", burn_in, 0)
     if burn_in >= num_steps:

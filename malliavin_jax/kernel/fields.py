@@ -28,14 +28,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from .._base.checks import check_positive, check_shape, float_array
-from .._base.types import Key, Vector
+from .._base.types import Key, Place, Vector
+from ..estimate.field import AbstractField, place_of
 from ..estimate.ratio import Estimate
 from ..samples.samples import Samples, check_samples
 from .bandwidth import cross_validated_bandwidth
 from .local_fit import Points, check_degree, cut_points, local_estimate
 
 
-class NadarayaWatson(eqx.Module):
+class NadarayaWatson(AbstractField):
     """The local average of the gradients: value = Σ_i K_i g_i / Σ_i K_i, K as at the head of this file.
 
     Where the average cannot be trusted its value is the same ratio, free of underflow (far away it is the gradient of
@@ -76,11 +77,11 @@ class NadarayaWatson(eqx.Module):
         self.points = cut_points(samples, 0, chunk_size)
         self.bandwidth = _checked_bandwidth(bandwidth, samples, 0)
 
-    def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
+    def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
         return _evaluate(self.points, self.bandwidth, 0, alpha)
 
 
-class LocalPolynomial(eqx.Module):
+class LocalPolynomial(AbstractField):
     """The local polynomial fit of the gradients, of degree 1, 2 or 3, as at the head of this file.
 
     Args:
@@ -129,7 +130,7 @@ class LocalPolynomial(eqx.Module):
         self.points = cut_points(samples, self.degree, chunk_size)
         self.bandwidth = _checked_bandwidth(bandwidth, samples, self.degree)
 
-    def __call__(self, alpha: Vector, *, key: Key | None = None) -> Estimate:
+    def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
         return _evaluate(self.points, self.bandwidth, self.degree, alpha)
 
 
@@ -141,16 +142,14 @@ def _checked_bandwidth(bandwidth: Any, samples: Samples, degree: int) -> Array:
         return cross_validated_bandwidth(samples, degree)
     array = float_array("bandwidth", bandwidth).astype(samples.x.dtype)
     if array.ndim > 0:
-        check_shape("bandwidth", array, (samples.dim,))
+        check_shape("bandwidth", array, (samples.dim,), "d")
     check_positive("bandwidth", array)
     return array
 
 
 def _evaluate(points: Points, bandwidth: Array, degree: int, alpha: Any) -> Estimate:
     """The estimate at α, whose type and shape are checked here."""
-    array = float_array("alpha", alpha).astype(points.x.dtype)
-    check_shape("alpha", array, (points.x.shape[1],))
-    return _estimate(points, bandwidth, degree, array)
+    return _estimate(points, bandwidth, degree, place_of(alpha, points.x.shape[1], points.x.dtype))
 
 
 @partial(jax.jit, static_argnames="degree")

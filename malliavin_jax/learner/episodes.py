@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from .._base.checks import check_count, is_static_zero
+from .._base.checks import check_count, check_key, is_static_zero
 from .._base.types import Key, Scalar, Vector
 from ..potentials.base import AbstractMinibatchPotential
 from ..potentials.products import matrix_of
@@ -230,6 +230,7 @@ def simulate(key: Key, learner: ForwardLearner, num_steps: int) -> Path:
         path.x.shape  # (81, 1): row 0 is the start
         ```
     """
+    check_key("key", key)
     num_steps = check_count("num_steps", num_steps)
     initial_shape(learner)
     check_matrix(learner)

@@ -93,7 +93,7 @@ class Points(eqx.Module):
 
     def __init__(self, x: Any):
         self.x = float_array("x", x)
-        check_shape("x", self.x, (None, None))
+        check_shape("x", self.x, (None, None), "points d")
         if self.x.size == 0 or (is_concrete(self.x) and not np.all(np.isfinite(self.x))):
             raise ValueError(f"x must hold at least one point, all finite, got shape {self.x.shape}")
 

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._base.checks import check_nonnegative, check_positive, is_concrete
+from .._base.checks import check_nonnegative, check_positive, described, is_concrete
 from .._base.types import Key, Scalar, Vector
-from ..potentials.base import AbstractMinibatchPotential, AbstractPotential
+from ..potentials.base import AbstractMinibatchPotential, AbstractPotential, check_potential
 from ..potentials.products import Curvature, MatrixFree, matrix_of
 
 
@@ -57,12 +58,25 @@ class ForwardLearner(eqx.Module):
     restart_probability: float | Scalar = 0.0
 
     def __check_init__(self):
+        check_potential("potential", self.potential)
+        _check_initial(self.initial)
         check_positive("step_size", self.step_size)
         check_positive("inverse_temperature", self.inverse_temperature)
         check_nonnegative("gradient_noise", self.gradient_noise)
         check_nonnegative("restart_probability", self.restart_probability)
         if is_concrete(self.restart_probability) and self.restart_probability >= 1:
             raise ValueError(f"restart_probability must be below 1, got {self.restart_probability}")
+
+
+def _check_initial(initial: Any) -> None:
+    """Refuse a point, or a class, in place of a law."""
+    if callable(initial) and not isinstance(initial, type):
+        return
+    numbers = isinstance(initial, int | float | list | tuple | np.ndarray | jax.Array)
+    remedy = (
+        "initial.Points([x]) starts there, initial.Normal(x, scale) around it" if numbers else "give initial.Normal()"
+    )
+    raise ValueError(f"initial must be a law, a function key ↦ X_0 of shape (d,), got {described(initial)}: {remedy}")
 
 
 class Point(NamedTuple):
@@ -158,6 +172,9 @@ class Path(eqx.Module):
 
 def initial_shape(learner: ForwardLearner) -> tuple[int, Any]:
     """Dimension and dtype of the learner's state, from its initial law; a clear error if it has none."""
+    if not isinstance(learner, ForwardLearner):
+        remedy = "ForwardLearner(potential, initial, step_size=…) is one"
+        raise ValueError(f"learner must be a ForwardLearner, got {described(learner)}: {remedy}")
     spec = jax.eval_shape(learner.initial, jax.random.key(0))
     if not hasattr(spec, "shape") or len(spec.shape) != 1 or spec.shape[0] == 0:
         raise ValueError(f"initial must return an array of shape (d,), got {getattr(spec, 'shape', spec)}")

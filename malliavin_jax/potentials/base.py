@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._base.checks import check_finite, check_positive, check_shape, float_array, is_concrete
+from .._base.checks import check_finite, check_positive, check_shape, described, float_array, is_concrete
 from .._base.types import Key, Matrix, Scalar, Vector
 
 
@@ -59,6 +59,14 @@ class AbstractPotential(eqx.Module):
     def curvature(self, x: Vector) -> Matrix:
         """What a learner shows of the second derivative at x: here all of it, ∇²L(x)."""
         return self.hessian(x)
+
+
+def check_potential(name: str, potential: Any, also: str = "") -> None:
+    """Refuse what has no gradient or curvature of its own, functions and classes among them."""
+    methods = (getattr(potential, method, None) for method in ("gradient", "curvature"))
+    if isinstance(potential, type) or not all(map(callable, methods)):
+        remedy = "wrap functions as Potential(value, gradient, hessian), or take one of malliavin_jax.potentials"
+        raise ValueError(f"{name} must be a potential{also}, got {described(potential)}: {remedy}")
 
 
 class Static(eqx.Module):

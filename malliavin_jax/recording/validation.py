@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..samples.axes import check_axes, check_hessian_axes
 from ..samples.recorded import made_steps, per_step
 from .npy import Column
 from .weighing import Part
@@ -47,15 +48,13 @@ def columns_of(x: Any, gradient: Any, hessian: Any) -> dict[str, Any]:
     if hessian is not None and gradient is None:
         raise ValueError("gradient must be given where hessian is: gradients were used wherever Hessians were")
     shape = columns["x"].shape
-    if len(shape) != 3 or 0 in shape:
-        raise ValueError(f"x must have shape (episodes, points, d), none of them 0, got {shape}")
+    check_axes("x", shape)
     if shape[1] < 2:
         raise ValueError(f"x must hold at least 2 points an episode, the start and one step, got {shape[1]}")
-    if gradient is not None and columns["gradient"].shape != shape:
-        raise ValueError(f"gradient must have the shape of x, {shape}, got {columns['gradient'].shape}")
-    full = (*shape, shape[2])
-    if hessian is not None and columns["hessian"].shape not in (shape, full):
-        raise ValueError(f"hessian must have shape {full}, or {shape} for its diagonal, got {columns['hessian'].shape}")
+    if gradient is not None:
+        check_axes("gradient", columns["gradient"].shape, shape)
+    if hessian is not None:
+        check_hessian_axes(columns["hessian"].shape, shape)
     return columns
 
 

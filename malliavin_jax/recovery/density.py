@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from .._base.checks import check_count, check_positive, check_shape, float_array, is_concrete
+from .._base.checks import check_count, check_positive, check_shape, described, float_array, is_concrete
 from .._base.types import Scalar
 from .loss import Loss
 
@@ -110,9 +110,11 @@ def loss_from_samples(
 
 def _checked_positions(positions: Shaped[ArrayLike, "..."]) -> Float[Array, "chains kept d"]:
     """Positions with an axis of chains: finite, in 1 to 3 dimensions, enough for standard errors."""
+    if hasattr(positions, "positions"):
+        raise ValueError(f"positions must be an array, got {described(positions)}: pass chain.positions")
     x = float_array("positions", positions)
     x = x[None] if x.ndim == 2 else x
-    check_shape("positions", x, (None, None, None))
+    check_shape("positions", x, (None, None, None), "chains kept d", "in one dimension add the last axis, [..., None]")
     chains, kept, d = x.shape
     if not 1 <= d <= 3:
         raise ValueError(f"positions must have 1, 2 or 3 dimensions (their last axis), got {d}")

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._base.checks import check_count, check_shape, float_array, is_concrete
 from .._base.types import Key
+from ..estimate.field import check_field
 from ..estimate.ratio import Estimate
 from .grid import potential_of
 from .loss import Loss
@@ -61,6 +62,7 @@ def loss_from_field(
         ```
     """
     axes = axes_of(grid)
+    check_field(field)
     chunk_size = check_count("chunk_size", chunk_size)
     least = _PIECES[len(axes)]
     divided = [-(-least // (len(axis) - 1)) if pieces is None else check_count("pieces", pieces) for axis in axes]
@@ -173,7 +175,7 @@ def axes_of(grid: Any) -> tuple[Float[Array, " _"], ...]:
     if not 1 <= len(axes) <= 3:
         raise ValueError(f"grid must have 1, 2 or 3 axes, got {len(axes)}")
     for axis in axes:
-        check_shape("grid", axis, (None,))
+        check_shape("grid", axis, (None,), "points")
         if len(axis) < 2 or (is_concrete(axis) and not np.all(np.diff(axis) > 0)):
             raise ValueError(f"grid must hold at least 2 increasing, finite points on each axis, got {axis}")
     dtype = jnp.result_type(*axes)

@@ -25,7 +25,7 @@ from ..learner.learner import ForwardLearner, Path, Point, initial_shape, point_
 from ..potentials.base import AbstractMinibatchPotential
 from ..potentials.products import matrix_of
 from ..weights.adapted import Adapted, adapted_to
-from ..weights.scheme import Scheme
+from ..weights.scheme import Scheme, check_scheme
 
 _PILOT_EPISODES = 256
 _PILOT_NORMALS = 2**22  # at most, however long the episodes and large the dimension
@@ -35,6 +35,7 @@ _PILOT_SEED = 577215664
 def choose_scheme(learner: ForwardLearner, scheme: Scheme | None, num_steps: int) -> Scheme:
     """The scheme given; for None, the one for episodes of `learner`, conditioned at step `num_steps` at the latest."""
     if scheme is not None:
+        check_scheme(scheme)
         return scheme
     dim, dtype = initial_shape(learner)
     noisy = not is_static_zero(learner.gradient_noise)

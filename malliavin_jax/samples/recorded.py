@@ -20,6 +20,7 @@ from .._base.checks import (
 )
 from ..learner.learner import Path
 from ..weights.scheme import Scheme, check_fine_enough, weigh
+from .axes import check_axes, check_hessian_axes
 from .completion import Completion, Filled, Log, Model, fill, make_completion
 from .default_scheme import default_scheme
 from .samples import EpisodeSamples, Samples, check_values
@@ -93,19 +94,17 @@ def samples_from_paths(
     gradient, hessian = (
         None if a is None else float_array(n, a) for n, a in (("gradient", gradient), ("hessian", hessian))
     )
-    check_shape("x", x, (None, None, None))
-    episodes, points, d = x.shape
-    if 0 in x.shape:
-        raise ValueError(f"x must have shape (episodes, points, d), none of them 0, got {x.shape}")
+    check_axes("x", x.shape)
+    episodes, points, _ = x.shape
     if gradient is not None:
-        check_shape("gradient", gradient, x.shape)
+        check_axes("gradient", gradient.shape, x.shape)
     elif hessian is not None:
         raise ValueError("gradient must be given where hessian is")
     if hessian is not None:
-        check_shape("hessian", hessian, x.shape if hessian.ndim == 3 else (*x.shape, d))
+        check_hessian_axes(hessian.shape, x.shape)
     beta = per_episode("inverse_temperature", inverse_temperature, episodes, x.dtype)
     last_steps = jnp.full(episodes, points - 1, jnp.int32) if last_steps is None else jnp.asarray(last_steps)
-    check_shape("last_steps", last_steps, (episodes,))
+    check_shape("last_steps", last_steps, (episodes,), "episodes")
     if not jnp.issubdtype(last_steps.dtype, jnp.integer):
         raise ValueError(f"last_steps must be whole numbers of steps, got dtype {last_steps.dtype}")
     if is_concrete(last_steps) and not (0 <= np.min(last_steps) <= np.max(last_steps) < points):
@@ -186,7 +185,7 @@ def per_episode(name: str, value: Any, episodes: int, dtype: Any) -> Float[Array
     """A positive number for each episode, from one number for all or from one each."""
     check_positive(name, value)
     if np.ndim(value) > 0:
-        check_shape(name, value, (episodes,))
+        check_shape(name, value, (episodes,), "episodes")
     return jnp.broadcast_to(jnp.asarray(value).astype(dtype), (episodes,))
 
 

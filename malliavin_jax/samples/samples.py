@@ -1,13 +1,13 @@
 """The hub between simulation and estimation, and what every estimator asks of it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from .._base.checks import is_traced
+from .._base.checks import described, is_traced
 from .._base.mesh import array_module
 from .completion import Completion, Rung
 
@@ -63,7 +63,8 @@ class Samples(eqx.Module):
         for name, wanted in expected.items():
             got = jnp.shape(getattr(self, name))
             if got != wanted:
-                raise ValueError(f"{name} must have shape {wanted} to go with x of {shape}, got {got}")
+                axes = ("episodes, times", "episodes, times, d", "episodes, times, d, d")[len(wanted) - 2]
+                raise ValueError(f"{name} must have shape {wanted}, ({axes}), to go with x of {shape}, got {got}")
 
     def require_hessian(self, who: str) -> Float[Array, "episodes times d d"]:
         """The Hessians, or a clear error where `who` needs them and they were not observed."""
@@ -152,8 +153,20 @@ def check_values(arrays: dict[str, Array], where: Array, axis: str) -> None:
             )
 
 
+def not_samples(samples: Any, also: str = "") -> ValueError:
+    """The error about a recording, a path or an array in place of samples: how to make samples of it."""
+    remedy = "make them with observe, Recording(…).samples() or samples_from_paths"
+    if callable(getattr(samples, "samples", None)):  # a recording, which stands below this room
+        remedy = "recording.samples() makes them"
+    elif hasattr(samples, "last_step"):  # a path, or a batch of paths
+        remedy = "samples_from_paths(paths.x, paths.gradient, paths.hessian, step_size=…, times=…) makes them"
+    return ValueError(f"samples must be Samples{also}, got {described(samples)}: {remedy}")
+
+
 def check_samples(samples: Samples, *, at_least: int = 2) -> None:
-    """Refuse samples that no estimator can use: too few episodes, or non-finite observed values."""
+    """Refuse what are no samples, and those no estimator can use: too few episodes, or non-finite observed values."""
+    if not isinstance(samples, Samples):
+        raise not_samples(samples)
     if samples.num_episodes < at_least:
         raise ValueError(f"samples must hold at least {at_least} episodes, got {samples.num_episodes}")
     check_finite(samples)

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Float
 
 from .._base import mesh
-from .._base.checks import check_count, floats_to_arrays, steps_at
+from .._base.checks import check_count, check_key, floats_to_arrays, steps_at
 from .._base.types import Key
 from ..learner.learner import ForwardLearner, initial_shape
 from ..learner.random import episode_keys
@@ -58,6 +58,7 @@ def observe(
         samples.x.shape  # (2000, 2, 1)
         ```
     """
+    check_key("key", key)
     num_episodes = check_count("num_episodes", num_episodes)
     _, dtype = initial_shape(learner)
     stops = steps_at(times, learner.step_size)

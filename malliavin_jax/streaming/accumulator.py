@@ -20,11 +20,11 @@ from jaxtyping import Array, Float, Int
 from .._base.checks import check_finite, check_shape, float_array, floats_to_arrays, is_concrete
 from .._base.fingerprint import fingerprint
 from .._base.types import Scalar, Vector
-from ..estimate.localizers import AbstractLocalizer
+from ..estimate.localizers import AbstractLocalizer, check_localizer
 from ..estimate.ratio import Estimate, ratio_estimate
 from ..estimate.sums import Sums, localized_sums
 from ..models.folds import make_fold
-from ..potentials.base import AbstractPotential
+from ..potentials.base import AbstractPotential, check_potential
 from ..samples.samples import Samples, check_finite as check_finite_samples
 from ..samples.summary import box
 
@@ -94,12 +94,11 @@ class Accumulator(eqx.Module):
         control: AbstractPotential | None = None,
     ):
         self.alphas = float_array("alphas", alphas)
-        check_shape("alphas", self.alphas, (None, None))
+        check_shape("alphas", self.alphas, (None, None), "places d", "one row for each α")
         check_finite("alphas", self.alphas)
-        if not callable(localizer):
-            raise ValueError(f"localizer must be a localizer, such as Gaussian(length, core), got {localizer!r}")
-        if control is not None and not isinstance(control, AbstractPotential):
-            raise ValueError(f"control must be a potential or None, got {control!r}")
+        check_localizer(localizer)
+        if control is not None:
+            check_potential("control", control, " or None")
         (q, d), dtype = self.alphas.shape, self.alphas.dtype
         self.localizer, self.control = floats_to_arrays((localizer, control), dtype)
         zero, each, vectors = jnp.zeros((), dtype), jnp.zeros((q,), dtype), jnp.zeros((q, d), dtype)

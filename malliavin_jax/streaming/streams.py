@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from .._base import mesh
 from .._base.checkpoint import Checkpoint, Journal, as_checkpoint
-from .._base.checks import check_count, floats_to_arrays, steps_at
+from .._base.checks import check_count, check_key, floats_to_arrays, steps_at
 from .._base.progress import Bar
 from .._base.types import Key
 from ..learner.learner import ForwardLearner, initial_shape
@@ -127,6 +127,7 @@ def observe_and_accumulate(
         sums.estimate().stderr.shape  # (9, 1)
         ```
     """
+    check_key("key", key)
     num_episodes, chunk_size = check_count("num_episodes", num_episodes), check_count("chunk_size", chunk_size)
     if num_episodes > 2**32:
         raise ValueError(f"num_episodes must be at most 2**32, the number of keys, got {num_episodes}")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._base.checks import is_traced
+from .._base.checks import described, is_traced
 from .._base.mesh import array_module
 from .._base.types import Vector
 from ..learner.learner import Path, Point, Transition
@@ -45,6 +45,12 @@ class Scheme(Protocol[State]):
         ...
 
 
+def check_scheme(scheme: Any) -> None:
+    """Refuse a class, or what is no scheme at all."""
+    if isinstance(scheme, type) or not isinstance(scheme, Scheme):
+        raise ValueError(f"scheme must be a weight scheme, such as Adapted(4.0), got {described(scheme)}")
+
+
 def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
     """The weights of one path; `jax.vmap` over paths for many.
 
@@ -70,6 +76,9 @@ def weigh(path: Path, scheme: Scheme) -> Float[Array, "points d"]:
         weights = mj.weigh(path, mj.Canonical())  # (81, 1); row 0 is 0
         ```
     """
+    if not isinstance(path, Path):
+        raise ValueError(f"path must be a Path, as simulate makes them, got {described(path)}")
+    check_scheme(scheme)
     dim, dtype = path.x.shape[1], path.x.dtype
     points = Point(path.x, path.gradient, path.hessian)
     before, after = (jax.tree.map(lambda leaf, s=s: leaf[s], points) for s in (slice(-1), slice(1, None)))

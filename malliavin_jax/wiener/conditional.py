@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._base.checks import check_count, floats_to_arrays
+from .._base.checks import check_count, check_key, floats_to_arrays
 from .._base.types import Key, Scalar
 from ..estimate.conditional import conditional_expectation as from_samples
 from ..estimate.length import length_of_least_variance
@@ -87,6 +87,7 @@ def weigh(
         wiener.conditional_expectation(sample, 1.0)  # E[W_½ | W_1 = 1] = ½
         ```
     """
+    check_key("key", key)
     num_paths = check_count("num_paths", num_paths, 2)
     if isinstance(integrand, str) and integrand not in ("canonical", "reciprocal"):
         raise ValueError(f"integrand must be 'canonical', 'reciprocal' or a function, got {integrand!r}")

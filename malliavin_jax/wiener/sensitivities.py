@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._base import small_tensors
-from .._base.checks import check_count, floats_to_arrays, is_concrete
+from .._base.checks import check_count, check_key, floats_to_arrays, is_concrete
 from .._base.types import Flag, Key, Matrix, Scalar, Vector
 from .calculus import map_in_chunks
 from .diffusion import Diffusion, sizes_of
@@ -95,6 +95,7 @@ def greeks(
         rates.delta  # ∂P(x₀ + W₁ > 0)/∂x₀ at 0: about 0.4
         ```
     """
+    check_key("key", key)
     num_paths = check_count("num_paths", num_paths, 2)
     dim, noises, dtype = sizes_of(diffusion)
     if noises != dim:

@@ -387,7 +387,7 @@ def test_a_broken_bar_does_not_stop_the_run(monkeypatch, broken):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"initial": jnp.zeros(3)}, r"initial must have shape \(any, any\), got \(3,\)"),
+        ({"initial": jnp.zeros(3)}, r"initial must have shape \(chains, d\), got \(3,\)"),
         ({"initial": jnp.zeros((0, 1))}, "initial must hold at least one chain"),
         ({"initial": jnp.array([[0.0], [jnp.nan]])}, "initial must be finite, got .* for chain 1"),
         ({"num_steps": 0}, "num_steps must be a whole number, at least 1, got 0"),

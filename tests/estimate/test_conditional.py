@@ -520,11 +520,14 @@ def test_bad_input(quartic):
 
     with pytest.raises(ValueError, match=r"at least 2 episodes, got 1"):
         estimate(episodes(samples, stop=1))
-    with pytest.raises(ValueError, match=r"alpha must have shape \(1\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"alpha must have shape \(1,\) for axes \(d,\), got \(2,\)"):
         estimate(samples, jnp.zeros(2))
-    with pytest.raises(ValueError, match=r"values must have shape \(20, 1, any\), got \(19, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"values must have shape \(20, 1, m\) for axes .*, got \(19, 1, 1\)"):
         estimate(samples, v=samples.gradient[1:])
-    with pytest.raises(ValueError, match=r"jacobians must have shape \(20, 1, 1, 1\), got \(20, 1, 2, 1\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"jacobians must have shape \(20, 1, 1, 1\) for axes .*m, d\), got \(20, 1, 2, 1\)",
+    ):
         estimate(samples, j=jnp.zeros((20, 1, 2, 1)))
     for name in ("x", "gradient", "hessian", "weight"):
         broken = eqx.tree_at(lambda s, name=name: getattr(s, name), samples, getattr(samples, name).at[3].set(jnp.inf))

@@ -544,10 +544,10 @@ def test_bad_input(first, plane_bank):
             MalliavinField(broken)
     field = MalliavinField(samples, Laplace(0.3), None)
     for alpha in (jnp.zeros(2), jnp.zeros(()), jnp.zeros((3, 1))):
-        with pytest.raises(ValueError, match=r"alpha must have shape \(1\), got"):
+        with pytest.raises(ValueError, match=r"alpha must have shape \(1,\) for axes \(d,\), got"):
             field(alpha)
     with pytest.raises(ValueError, match=r"is for one dimension, got d = 2"):
         MalliavinField(take(plane_bank, 0, PER_SET), Laplace(0.3), None)(jnp.zeros(2))
     table = TabulatedField(TrueField(Quartic()), (jnp.linspace(0, 1, 3),))
-    with pytest.raises(ValueError, match=r"alpha must have shape \(1\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"alpha must have shape \(1,\) for axes \(d,\), got \(2,\)"):
         table(jnp.zeros(2))

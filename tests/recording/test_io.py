@@ -171,7 +171,7 @@ HOSTILE = {
     },
     r"must hold \.npy arrays only, got 'readme\.txt'": {"readme.txt": b"hello"},
     r"holds unknown arrays hessians; the names are x, gradient": {"hessians.npy": npy(np.zeros(3))},
-    r"gradient must have the shape of x": {"gradient.npy": npy(np.zeros((4, 5, 3)))},
+    r"gradient must have shape .*, that of x": {"gradient.npy": npy(np.zeros((4, 5, 3)))},
     r"x must have shape \(episodes, points, d\)": {"x.npy": npy(np.zeros(7))},
     r"last_steps must be whole numbers of steps": {"last_steps.npy": npy(np.zeros(4))},
     r"step_size must hold real numbers, got dtype bool": {"step_size.npy": npy(np.asarray(True))},

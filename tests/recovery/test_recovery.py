@@ -545,7 +545,7 @@ def test_field_in_single_precision(d):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"positions": jnp.zeros(5)}, r"positions must have shape \(any, any, any\)"),
+        ({"positions": jnp.zeros(5)}, r"positions must have shape \(chains, kept, d\)"),
         ({"positions": jnp.zeros((9, 4, 4))}, "positions must have 1, 2 or 3 dimensions .*, got 4"),
         ({"positions": jnp.zeros((2, 1, 1))}, "positions must hold at least 4 positions or 8 chains"),
         (
@@ -556,7 +556,7 @@ def test_field_in_single_precision(d):
         ({"inverse_temperature": 0.0}, "inverse_temperature must be positive"),
         ({"method": "spline"}, "method must be one of histogram, kde, got 'spline'"),
         ({"bins": 1}, "bins must be a whole number, at least 2, got 1"),
-        ({"bins": (4, 4)}, r"bins must have shape \(1\)"),
+        ({"bins": (4, 4)}, r"bins must have shape \(1,\)"),
         ({"range": (1.0, 0.0)}, "range must run from low to high"),
         ({"range": [(0.0, 1.0), (0.0, 1.0)]}, r"range must have shape \(1, 2\)"),
         ({"method": "kde", "bandwidth": 0.0}, "bandwidth must be positive"),
@@ -574,7 +574,7 @@ def test_bad_samples(change, message):
         (jnp.array([0.0]), "grid must hold at least 2 increasing"),
         (jnp.array([0.0, 0.0, 1.0]), "grid must hold at least 2 increasing"),
         (jnp.array([0.0, jnp.nan, 1.0]), "grid must hold at least 2 increasing"),
-        (jnp.zeros((2, 2)), r"grid must have shape \(any\)"),
+        (jnp.zeros((2, 2)), r"grid must have shape \(points,\)"),
         ((jnp.arange(3.0),) * 4, "grid must have 1, 2 or 3 axes, got 4"),
     ],
 )

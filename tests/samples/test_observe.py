@@ -399,14 +399,14 @@ BAD = {
     r"times must be strictly increasing, got \[0\.1, 0\.1\]": lambda: observing(times=[0.1, 0.1]),
     r"times must be a non-empty list of times, got \[\]": lambda: observing(times=[]),
     r"times must be a non-empty list of times, got \[\[0\.1\]\]": lambda: observing(times=[[0.1]]),
-    r"x must have shape \(any, any, any\), got \(6, 9\)": lambda: weigh_recorded(x=recorded().x[..., 0]),
-    r"gradient must have shape \(6, 9, 2\), got \(6, 8, 2\)": lambda: weigh_recorded(
+    r"x must have shape \(episodes, points, d\), .* got \(6, 9\)": lambda: weigh_recorded(x=recorded().x[..., 0]),
+    r"gradient must have shape .*, that of x, \(6, 9, 2\), got \(6, 8, 2\)": lambda: weigh_recorded(
         gradient=recorded().gradient[:, 1:]
     ),
-    r"hessian must have shape \(6, 9, 2, 2\), got \(6, 9, 1, 2\)": lambda: weigh_recorded(
+    r"hessian must have shape .* here \(6, 9, 2, 2\), .* got \(6, 9, 1, 2\)": lambda: weigh_recorded(
         hessian=recorded().hessian[..., :1, :]
     ),
-    r"hessian must have shape \(6, 9, 2\), got \(6, 9, 1\)": lambda: weigh_recorded(
+    r"hessian must have shape .* here \(6, 9, 2\), for its diagonal, got \(6, 9, 1\)": lambda: weigh_recorded(
         hessian=recorded().hessian[..., 0, :1]
     ),
     r"step_size must be one number or have shape \(6,\), .*, got shape \(2,\)": lambda: weigh_recorded(
@@ -427,7 +427,7 @@ BAD = {
     r"times must lie inside the recorded paths, which end at 0\.16, got 0\.18": lambda: weigh_recorded(
         times=[0.02, 0.18]
     ),
-    r"last_steps must have shape \(6\), got \(2,\)": lambda: weigh_recorded(last_steps=[1, 2]),
+    r"last_steps must have shape \(6,\) for axes \(episodes,\), got \(2,\)": lambda: weigh_recorded(last_steps=[1, 2]),
     r"last_steps must be between 0 and 8 steps, got 0 to 9": lambda: weigh_recorded(last_steps=[8, 9, 0, 1, 1, 1]),
     r"last_steps must be whole numbers of steps, got dtype float": lambda: weigh_recorded(last_steps=np.ones(6)),
     r"x must be finite where observed; first bad value at episode 4, step 2 \(1 in all\)": lambda: weigh_recorded(
@@ -439,7 +439,7 @@ BAD = {
     r"hessian must be finite where observed; first bad value at episode 1, step 0": lambda: weigh_recorded(
         **spoiled("hessian", 1, 0)
     ),
-    r"weight must have shape \(7, 3, 2\) to go with x of \(7, 3, 2\), got \(7, 3\)": lambda: mj.Samples(
+    r"weight must have shape \(7, 3, 2\), .* to go with x of \(7, 3, 2\), got \(7, 3\)": lambda: mj.Samples(
         *(jnp.zeros((7, 3, *s)) for s in ((2,), (2,), (2, 2), ())), jnp.ones((7, 3), bool)
     ),
 }

@@ -225,7 +225,7 @@ def test_a_simulation_goes_on_and_on(tmp_path):
 @pytest.mark.usefixtures("no_type_checks")
 def test_mistakes_are_named():
     samples, localizer = line(), mj.Laplace(0.3)
-    with pytest.raises(ValueError, match=r"alphas must have shape \(any, any\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"alphas must have shape \(places, d\), got \(3,\)"):
         mj.Accumulator(jnp.zeros(3), localizer)
     with pytest.raises(ValueError, match="alphas must be finite"):
         mj.Accumulator(jnp.asarray([[jnp.nan]]), localizer)
