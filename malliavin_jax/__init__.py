@@ -1,5 +1,7 @@
 """Trajectories of a learner go in, its loss comes out, with error bars."""
 
+from typing import Any as _Any
+
 from . import (
     adaptive as adaptive,
     diagnostics as diagnostics,
@@ -75,3 +77,12 @@ from .weights import (
 )
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> _Any:
+    """`plots` when it is first asked for: it brings matplotlib, which nothing else needs."""
+    if name == "plots":
+        import importlib
+
+        return importlib.import_module(".plots", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

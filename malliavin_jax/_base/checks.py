@@ -96,6 +96,21 @@ def check_key(name: str, key: Any) -> None:
         )
 
 
+def has_numbers(tree: Any) -> bool:
+    """Whether every leaf is an array whose numbers are known here and now: then a repr shows them."""
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves) and is_concrete(tree)
+
+
+def plus_minus(value: Any, stderr: Any) -> str:
+    """A number with its standard error: "0.633 ± 0.011"."""
+    number, error = float(value), float(stderr)
+    if not (math.isfinite(number) and math.isfinite(error) and error > 0):
+        return f"{number:.4g} ± {error:.2g}"
+    digits = max(0, 1 - math.floor(math.log10(error)))  # two digits of the error, and as many places of the value
+    return f"{number:.{digits}f} ± {error:.{digits}f}" if digits <= 8 else f"{number:.6g} ± {error:.2g}"
+
+
 def described(thing: Any) -> str:
     """What a thing of the wrong kind is, in an error message: "the class Laplace", "an array of shape (3,)"."""
     if isinstance(thing, type):

@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, ArrayLike, Bool, Float, Shaped
 
 from .._base.checkpoint import Checkpoint, as_checkpoint
-from .._base.checks import check_count, check_key, check_nonnegative, check_shape, float_array, is_concrete
+from .._base.checks import check_count, check_key, check_nonnegative, check_shape, float_array, has_numbers, is_concrete
 from .._base.types import Key
 from ..estimate.field import check_field
 from ..estimate.ratio import Estimate
@@ -55,6 +55,20 @@ class Chain(eqx.Module):
     density_stderr: Float[Array, "chains kept"]
     trusted: Bool[Array, "chains kept"]
     diverged: Bool[Array, " chains"]
+
+    def __repr__(self) -> str:
+        if not has_numbers(self) or self.positions.ndim != 3:
+            return super().__repr__()
+        chains, kept, d = self.positions.shape
+        fine = np.asarray(self.positions)[~np.asarray(self.diverged)].reshape(-1, d)
+        notes = ""
+        if fine.size and d <= 4:
+            moments = zip(fine.mean(0), fine.std(0), strict=True)
+            notes = f"mean {', '.join(f'{mean:.3g} (spread {spread:.2g})' for mean, spread in moments)}, "
+        trusted = f"{100 * np.mean(np.asarray(self.trusted)):.3g} % trusted"
+        return (
+            f"Chain({chains} chains × {kept} kept × d = {d}: {notes}{trusted}, {int(np.sum(self.diverged))} diverged)"
+        )
 
 
 def passive_langevin(

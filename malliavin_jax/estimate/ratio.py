@@ -1,9 +1,15 @@
 """An estimate with its error bars, as a ratio of localized sums."""
 
+import math
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import erfinv
 from jaxtyping import Array, Float
 
+from .._base.checks import has_numbers, plus_minus
 from .._base.types import Flag, Scalar
 from .sums import Sums
 
@@ -33,7 +39,7 @@ class Estimate(eqx.Module):
 
         field = mj.TrueField(mj.potentials.Quartic())
         estimates = jax.vmap(field)(jnp.linspace(-1.0, 1.0, 9)[:, None])  # at nine α at once
-        low, high = (estimates.value + z * estimates.stderr for z in (-1.96, 1.96))  # each (9, 1)
+        low, high = estimates.interval(0.95)  # each (9, 1)
         ```
     """
 
@@ -42,6 +48,72 @@ class Estimate(eqx.Module):
     density: Scalar
     density_stderr: Scalar
     trusted: Flag
+
+    def interval(self, level: float = 0.95) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
+        """The ends of an interval, value ± z·stderr, that covers the truth with probability `level`.
+
+        Args:
+            level: strictly between 0 and 1.
+
+        Returns:
+            The lower and the upper ends, each of the shape of `value`; infinite where `stderr` is.
+
+        Raises:
+            ValueError: if `level` is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level}")
+        reach = math.sqrt(2) * erfinv(jnp.asarray(level, self.stderr.dtype)) * self.stderr
+        return self.value - reach, self.value + reach
+
+    def to_pandas(self, alphas: Any = None) -> Any:
+        """A `pandas.DataFrame`, one row an α.
+
+        Args:
+            alphas: the places of the estimates, (α, d), to stand in front as `alpha`; None leaves them out.
+
+        Returns:
+            Columns `value`, `stderr` (`value_0`, `value_1`, … where there are several components), `density`,
+            `density_stderr` and `trusted`.
+
+        Raises:
+            ImportError: if pandas is not installed.
+            ValueError: if the number of `alphas` is not that of the estimates.
+        """
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise ImportError("to_pandas needs pandas, which is not installed: pip install pandas") from error
+        rows = np.size(self.density)
+        columns = {"value": self.value, "stderr": self.stderr}
+        if alphas is not None:
+            columns = {"alpha": alphas, **columns}
+        table: dict[str, np.ndarray] = {}
+        for name, column in columns.items():
+            flat = np.asarray(column)
+            if flat.size % rows or flat.size == 0:
+                raise ValueError(f"alphas must be {rows}, as many as the estimates, got shape {flat.shape}")
+            flat = flat.reshape(rows, -1)
+            number = flat.shape[1]
+            table |= {name if number == 1 else f"{name}_{i}": flat[:, i] for i in range(number)}
+        scalars = {"density": self.density, "density_stderr": self.density_stderr, "trusted": self.trusted}
+        return pandas.DataFrame(table | {name: np.asarray(scalar).reshape(rows) for name, scalar in scalars.items()})
+
+    def __repr__(self) -> str:
+        if not has_numbers(self):
+            return super().__repr__()
+        value, stderr, trusted = (np.asarray(leaf) for leaf in (self.value, self.stderr, self.trusted))
+        if np.ndim(self.density) == 0 and value.size <= 8:
+            entries = [plus_minus(v, e) for v, e in zip(value.reshape(-1), stderr.reshape(-1), strict=True)]
+            shown = entries[0] if len(entries) == 1 else f"[{', '.join(entries)}]"
+            density = f"density {plus_minus(self.density, self.density_stderr)}"
+            return f"Estimate({shown}, {density}, {'trusted' if trusted else 'not trusted'})"
+        finite, errors = value[np.isfinite(value)], stderr[np.isfinite(stderr)]
+        span = f"value from {finite.min():.4g} to {finite.max():.4g}" if finite.size else "no finite value"
+        typical = f", median stderr {np.median(errors):.2g}" if errors.size else ""
+        return (
+            f"Estimate({' × '.join(map(str, value.shape))}: {span}{typical}, {trusted.sum()} of {trusted.size} trusted)"
+        )
 
 
 def ratio_estimate(

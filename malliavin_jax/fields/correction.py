@@ -79,13 +79,14 @@ class Correction(eqx.Module):
         if self.model in ("none", "given"):
             reason = "no model was fitted" if self.model == "given" else "no model was asked for, or none was better"
             return f"the debiased estimate: {reason}"
-        first = float(self.p_values[0])
+        p_values = np.asarray(self.p_values)
+        first = float(p_values[0])
         judged = "" if np.isnan(first) else f"p = {first:.2g} against {self._judge()}"
         if self.kind == "none":
             return f"the fitted {self.model} alone" + (f": {judged}" if judged else ", as asked for")
         if self.kind == "full":
             return f"the fitted {self.model} and its whole correction" + (f": {judged}" if judged else ", as asked for")
-        chosen = float(self.p_values[int(np.argmax(np.asarray(self.p_values) > float(self.level)))])
+        chosen = float(p_values[int(np.argmax(p_values > float(self.level)))])
         return (
             f"the fitted {self.model} and a kernel average of its residuals of length {float(self.length):.3g}: "
             f"the model alone has {judged}, with the kernel p = {chosen:.2g}"

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .._base import mesh
+from .._base.checks import has_numbers
 from .._base.types import Key, Place, Scalar, Vector
 from ..checking.learners import Log
 from ..checking.report import checked
@@ -160,6 +161,12 @@ class MalliavinField(AbstractField):
             points=self.points,
             scale=self.scale,
         )
+
+    def __repr__(self) -> str:
+        if not has_numbers((self.low, self.high, self.points, self.correction)):
+            return super().__repr__()
+        box = ", ".join(f"{a:.3g} to {b:.3g}" for a, b in zip(self.low.tolist(), self.high.tolist(), strict=True))
+        return f"MalliavinField(d = {len(self.low)}, {int(self.points)} points in {box}; {self.correction})"
 
     def sums(self, alpha: Vector) -> Sums:
         """The localized sums of all samples at α, the model added back."""

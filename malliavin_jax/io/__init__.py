@@ -29,8 +29,12 @@ A `Recorder` writes one long log into a folder of its own, row by row, in files 
 A file of rows is the last one, which may still grow, or ends where the next one begins; names that begin with a dot are
 drafts and locks. So a reader finds whole rows at every moment, and those from row n on without reading the files before
 them (`read_blocks`). Such a folder is loaded like any other recording.
+
+A fitted field is kept in one `.npz` file (`save_field`, `load_field`): its arrays by number, and a header that says how
+they go together, in the names of this package's own classes.
 """
 
 from .blocks import RecordedRows as RecordedRows, read_blocks as read_blocks
+from .fields import load_field as load_field, save_field as save_field
 from .files import ARRAYS, MAX_BYTES, load as load, save as save  # noqa: F401
 from .recorder import Recorder as Recorder

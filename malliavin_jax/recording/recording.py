@@ -91,6 +91,21 @@ class Recording:
         self.block_size = check_count("block_size", block_size)
         self.dropped = self._check(on_bad)
 
+    def __repr__(self) -> str:
+        diagonal = self.has_hessian and self._columns["hessian"].ndim == 3 and self.dim > 1
+        hessians = " and diagonals of Hessians" if diagonal else " and Hessians" if self.has_hessian else ""
+        what = f"gradients{hessians}" if self.has_gradient else "positions alone"
+        ended = int(np.sum(np.asarray(self.last_steps) < self.num_steps))
+        notes = [f"{self.num_episodes} episodes × {self.num_steps + 1} points × d = {self.dim}", what]
+        for name in ("step_size", "inverse_temperature"):
+            value = getattr(self, name)
+            one = value is not None and value.ndim == 0
+            notes.append(f"{name} {value:.4g}" if one else f"{name} {'not known' if value is None else value.shape}")
+        notes += [f"{ended} episodes end early"] if ended else []
+        notes += [f"blocks of {self.block_size}"] if self.block_size > 1 else []
+        notes += [f"{self.dropped} dropped"] if self.dropped else []
+        return f"Recording({', '.join(notes)})"
+
     @property
     def has_gradient(self) -> bool:
         """Whether gradients were recorded."""

@@ -1,8 +1,10 @@
 """A recovered loss on a grid."""
 
 import equinox as eqx
+import numpy as np
 from jaxtyping import Array, Float
 
+from .._base.checks import has_numbers
 from .._base.types import Scalar
 
 
@@ -33,3 +35,25 @@ class Loss(eqx.Module):
     stderr: Float[Array, "..."]
     curl: Scalar | None = None
     curl_expected: Scalar | None = None
+
+    def __repr__(self) -> str:
+        if not has_numbers(self):
+            return super().__repr__()
+        axes = [np.asarray(axis) for axis in (self.grid if isinstance(self.grid, tuple) else (self.grid,))]
+        value, stderr = np.asarray(self.value), np.asarray(self.stderr)
+        size = " × ".join(str(len(axis)) for axis in axes)
+        places = ", ".join(f"{float(axis[0]):.3g} to {float(axis[-1]):.3g}" for axis in axes)
+        known = np.isfinite(value)
+        if value.ndim != len(axes) or not known.any():
+            return super().__repr__() if known.any() else f"Loss({size} points, {places}: nothing known)"
+        lowest = np.unravel_index(np.nanargmin(value), value.shape)
+        where = ", ".join(f"{float(axis[i]):.3g}" for axis, i in zip(axes, lowest, strict=True))
+        notes = [
+            f"lowest at {where}",
+            f"highest {np.nanmax(value):.4g}",
+            f"median stderr {np.median(stderr[known]):.2g}",
+        ]
+        notes += [f"{known.size - known.sum()} of {known.size} points without data"] if not known.all() else []
+        if self.curl is not None and self.curl_expected is not None:
+            notes.append(f"curl {float(self.curl):.2g} ({float(self.curl_expected):.2g} expected)")
+        return f"Loss({size} points, {places}: {', '.join(notes)})"

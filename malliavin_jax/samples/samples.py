@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from .._base.checks import described, is_traced
+from .._base.checks import described, has_numbers, is_traced
 from .._base.mesh import array_module
 from .completion import Completion, Rung
 
@@ -42,7 +43,7 @@ class Samples(eqx.Module):
         learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
         samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
         samples.num_episodes, samples.num_times, samples.dim  # 2000, 2, 1
-        first_half = jax.tree.map(lambda leaf: leaf[:1000], samples)  # fewer episodes
+        first_half = samples[:1000]  # fewer episodes
         ```
     """
 
@@ -74,6 +75,33 @@ class Samples(eqx.Module):
                 "or use what needs none (density, score, kernel fields, conditional_expectation)"
             )
         return self.hessian
+
+    def __getitem__(self, episodes: Any) -> "Samples":
+        """Some episodes: `samples[:100]`, `samples[[0, 5]]`, `samples[mask]`; `samples[3]` is the fourth alone."""
+        if self.completion is not None and self.rung != "hessians":
+            raise ValueError(
+                f"samples of {self.rung} cannot be split: what was not observed comes from a model of all their "
+                "episodes; make samples of the episodes wanted, recording by recording"
+            )
+        if isinstance(episodes, tuple):
+            raise ValueError(f"samples[…] takes episodes alone, got {len(episodes)} indices; index samples.x for times")
+        if isinstance(episodes, int | np.integer):
+            if not -self.num_episodes <= episodes < self.num_episodes:  # also what ends a loop over samples
+                raise IndexError(f"samples hold {self.num_episodes} episodes, got index {episodes}")
+            first = int(episodes) % self.num_episodes
+            episodes = slice(first, first + 1)
+        index = episodes if isinstance(episodes, slice) else jnp.asarray(episodes)
+        return jax.tree.map(lambda leaf: leaf[index], self.bare)
+
+    def __repr__(self) -> str:
+        if not has_numbers(self) or self.x.ndim != 3:
+            return super().__repr__()
+        seen = int(np.sum(np.asarray(self.observed)))
+        share = "" if seen == self.observed.size else f", {seen} of {self.observed.size} points observed"
+        what = {"hessians": "no Hessians" if self.hessian is None else "gradients and Hessians observed"}
+        kind = what.get(self.rung, f"from {self.rung} alone")
+        shape = f"{self.num_episodes} episodes × {self.num_times} times × d = {self.dim}"
+        return f"Samples({shape}{share}, {kind}, {self.x.dtype})"
 
     @property
     def rung(self) -> Rung:
