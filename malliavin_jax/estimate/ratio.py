@@ -49,7 +49,7 @@ class Estimate(eqx.Module):
     density_stderr: Scalar
     trusted: Flag
 
-    def interval(self, level: float = 0.95) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
+    def interval(self, level: float = 0.95) -> tuple[Float[Array, "*alphas m"], Float[Array, "*alphas m"]]:
         """The ends of an interval, value ± z·stderr, that covers the truth with probability `level`.
 
         Args:
