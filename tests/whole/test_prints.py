@@ -88,7 +88,7 @@ def test_intervals():
     np.testing.assert_allclose([low, high], [[0.63299 - 1.959964 * 0.0152], [0.63299 + 1.959964 * 0.0152]], rtol=1e-6)
     narrow = ONE.interval(0.5)
     assert low < narrow[0] < narrow[1] < high
-    for level in (0, 1, 95):
+    for level in (0.0, 1.0, 95.0):
         with pytest.raises(ValueError, match=f"level must be between 0 and 1, got {level}"):
             ONE.interval(level)
 
