@@ -3,18 +3,20 @@
 Under `vmap` a matrix of shape (d, d) becomes an array (episodes, d, d) whose products XLA cannot vectorise well:
 the axis that is long comes first and the axes that are summed are two or three long. As an object array of
 d·d scalars, each becomes its own contiguous (episodes,) array and a step of a recursion fuses into one loop.
-`@`, `+`, `.T`, slicing and `.sum` mean the same for object arrays and for JAX arrays, so the recursions are
-written once; beyond three dimensions they run on ordinary arrays.
+`+`, `.T`, slicing and `.sum` mean the same for object arrays and for JAX arrays, and so does `matmul`; the recursions
+are written once, and beyond three dimensions they run on ordinary arrays.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array
 
 UNROLL_UP_TO = 3
+HIGHEST = lax.Precision.HIGHEST
 
 Tensor = Any  # a JAX array, or a NumPy object array of JAX scalars
 Leaves = Any  # what a scan carries for it: the array, or the tuple of scalars
@@ -58,6 +60,13 @@ def zeros(dim: int, rank: int, dtype: Any) -> Leaves:
     if dim > UNROLL_UP_TO:
         return jnp.zeros((dim,) * rank, dtype)
     return tuple(jnp.zeros((), dtype) for _ in range(dim**rank))
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The product a b, in all bits of its numbers: unmarked, a TPU or a GPU would round them to eight or eleven."""
+    if any(isinstance(tensor, np.ndarray) and tensor.dtype == object for tensor in (a, b)):
+        return a @ b
+    return jnp.matmul(a, b, precision=HIGHEST)
 
 
 def scale(tensor: Tensor, factor: Any) -> Tensor:
@@ -151,7 +160,7 @@ def solve_positive(matrix: Tensor, vector: Tensor) -> Tensor:
     positive = minors[0] > 0
     for minor in minors[1:]:
         positive = positive & (minor > 0)
-    return scale(_adjugate(matrix) @ vector, jnp.where(positive, 1 / minors[-1], jnp.nan))
+    return scale(matmul(_adjugate(matrix), vector), jnp.where(positive, 1 / minors[-1], jnp.nan))
 
 
 def _determinant(m: Tensor) -> Any:

@@ -16,6 +16,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import gammaincc
 from jaxtyping import Array, Float, Int
 
+from .._base.small_tensors import matmul
 from .._base.types import Scalar
 from .equations import Equations, Mesh
 from .fit import EXACT, Tuning, covariance, first_of_least, mixed, sandwich, solve
@@ -35,12 +36,12 @@ def p_value(
     reference = solve(mesh, older, tuning)
     spread = covariance(mesh, tuning, reference, older_scores)
     A, b = mixed(newer.gram, tuning.ratio), mixed(newer.right, tuning.ratio)
-    score = b - A @ reference.theta
+    score = b - matmul(A, reference.theta)
     # Where data are exact the scores are rounding, and rounding is no change of the loss.
     exact = EXACT * mixed(newer.squares, tuning.ratio) / jnp.maximum(jnp.sum(newer.rows), 1)
     noise = mixed(newer_scores, tuning.ratio) + exact * A + sandwich(A, spread)
     factor = solve(mesh, newer, tuning).factor
-    statistic = score @ cho_solve((factor, True), score)
+    statistic = matmul(score, cho_solve((factor, True), score))
     half = solve_triangular(factor, noise, lower=True)
     K = solve_triangular(factor, half.T, lower=True)
     enough = (jnp.sum(older.rows) >= LEAST_ROWS) & (jnp.sum(newer.rows) >= LEAST_ROWS)
@@ -49,7 +50,7 @@ def p_value(
 
 def tail(K: Float[Array, "p p"], statistic: Scalar) -> Scalar:
     """P(Σ λ_j z_j² ≥ statistic), λ the eigenvalues of K, by the χ² of the same first three cumulants."""
-    square = K @ K
+    square = matmul(K, K)
     first, second, third = jnp.trace(K), 2 * jnp.trace(square), 8 * jnp.sum(square * K)
     is_sound = (second > 0) & (third > 0)
     second, third = jnp.where(is_sound, second, 1), jnp.where(is_sound, third, 1)

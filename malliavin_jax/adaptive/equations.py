@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from .._base.small_tensors import HIGHEST, matmul
 from ..fitting.bsplines import DEGREE, SUPPORT, basis, in_legendre, products_in_legendre
 from ..fitting.spline_equations import penalty_of
 from ..fitting.spline_sums import SplineSums, Totals, add_points, no_sums
@@ -191,7 +192,7 @@ def _blocks(moments: Array, orders: list[int]) -> Float[Array, "cells local loca
     block = moments
     for order in orders:
         # The first axis of Legendre orders is contracted, and its pair of basis functions goes to the end.
-        block = jnp.tensordot(block, jnp.asarray(products_in_legendre(order)), ((1,), (2,)))
+        block = jnp.tensordot(block, jnp.asarray(products_in_legendre(order)), ((1,), (2,)), precision=HIGHEST)
     d, local = len(orders), SUPPORT ** len(orders)
     return block.transpose(0, *range(1, 2 * d, 2), *range(2, 2 * d + 1, 2)).reshape(-1, local, local)
 
@@ -199,7 +200,7 @@ def _blocks(moments: Array, orders: list[int]) -> Float[Array, "cells local loca
 def _right(columns: Array, orders: list[int]) -> Float[Array, "cells local"]:
     block = columns
     for order in orders:
-        block = jnp.tensordot(block, jnp.asarray(in_legendre(order)), ((1,), (1,)))
+        block = jnp.tensordot(block, jnp.asarray(in_legendre(order)), ((1,), (1,)), precision=HIGHEST)
     return block.reshape(block.shape[0], -1)
 
 
@@ -219,8 +220,8 @@ def squared_scores(mesh: Mesh, batch: Batch, theta: Float[Array, " p"]) -> Float
         found = []
         for order, observed in enumerate(y, 1):
             F = mesh.rows(tables, order)
-            left = (observed * units(mesh, order) - F @ theta[index]) * jnp.asarray(multiplicities(d, order))
-            found.append(jnp.where(counts, left @ F, 0))
+            left = (observed * units(mesh, order) - matmul(F, theta[index])) * jnp.asarray(multiplicities(d, order))
+            found.append(jnp.where(counts, matmul(left, F), 0))
         return index, jnp.stack(found)
 
     y = [batch.gradient]
@@ -235,7 +236,7 @@ def squared_scores(mesh: Mesh, batch: Batch, theta: Float[Array, " p"]) -> Float
     # Scores have mean zero at the minimum but for the penalty; what is left of it is no noise.
     size = jnp.maximum(jnp.sum(batch.sound), 1).astype(score.dtype)
     score = jnp.where(batch.sound[:, None, None], score - jnp.sum(score, 0, keepdims=True) / size, 0)
-    products = jnp.einsum("eap,ebq->abpq", score, score, precision=jax.lax.Precision.HIGHEST)
+    products = jnp.einsum("eap,ebq->abpq", score, score, precision=HIGHEST)
     if not mesh.hessians:
         return products[0]
     return jnp.stack([products[0, 0], products[0, 1] + products[1, 0], products[1, 1]])

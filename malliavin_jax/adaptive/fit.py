@@ -28,6 +28,7 @@ from jax import lax
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float, Int
 
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Scalar
 from .equations import Equations, Mesh
 
@@ -90,7 +91,7 @@ def restricted_fit(mesh: Mesh, eq: Equations) -> tuple[Tuning, Solved]:
         A, b, squares = (mixed(part, ratio) for part in (eq.gram, eq.right, eq.squares))
 
         def left(theta: Array) -> Scalar:
-            return jnp.maximum(squares - theta @ b, EXACT * squares + jnp.finfo(A.dtype).tiny)
+            return jnp.maximum(squares - matmul(theta, b), EXACT * squares + jnp.finfo(A.dtype).tiny)
 
         def criterion(place: Scalar) -> Scalar:
             theta, factor = _solve(A, b, jnp.exp(place) * P)
@@ -109,8 +110,8 @@ def restricted_fit(mesh: Mesh, eq: Equations) -> tuple[Tuning, Solved]:
 
     def again(ratio: Scalar, _: None) -> tuple[Scalar, None]:
         theta = at_ratio(ratio)[1].theta
-        fitted = jnp.einsum("p,kpq,q->k", theta, eq.gram, theta, precision=lax.Precision.HIGHEST)
-        left = eq.squares - 2 * eq.right @ theta + fitted
+        fitted = jnp.einsum("p,kpq,q->k", theta, eq.gram, theta, precision=HIGHEST)
+        left = eq.squares - 2 * matmul(eq.right, theta) + fitted
         left = jnp.maximum(left, EXACT * eq.squares + jnp.finfo(left.dtype).tiny) / jnp.maximum(eq.rows, 1)
         return jnp.minimum(left[0] / left[1], _MOST), None
 
@@ -143,7 +144,7 @@ def covariance(mesh: Mesh, tuning: Tuning, solved: Solved, scores: Float[Array, 
 
 
 def sandwich(bread: Float[Array, "p p"], filling: Float[Array, "p p"]) -> Float[Array, "p p"]:
-    found = jnp.matmul(jnp.matmul(bread, filling, precision=lax.Precision.HIGHEST), bread, precision="highest")
+    found = matmul(matmul(bread, filling), bread)
     return (found + found.T) / 2
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from .._base.small_tensors import HIGHEST
 from .._base.types import Scalar
 from .equations import Equations, Mesh, no_equations
 
@@ -54,7 +55,7 @@ def with_newest(old: Sums, forgetting: Scalar | None, new: Sums) -> Sums:
     pour = (target[None, :] == number[:, None]).astype(jnp.float64)
 
     def poured(before: Array, now: Array) -> Array:
-        return jnp.tensordot(pour, before, 1, precision="highest").at[0].add(now)
+        return jnp.tensordot(pour, before, 1, precision=HIGHEST).at[0].add(now)
 
     return jax.tree.map(poured, old, new)
 

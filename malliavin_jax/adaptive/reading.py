@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from .._base.small_tensors import matmul
 from .._base.types import Flag, Scalar, Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate
 from ..fitting.bsplines import SUPPORT
@@ -91,10 +92,11 @@ def estimate_at(mesh: Mesh, reading: Reading, alpha: Vector) -> Estimate:
     theta = lax.dynamic_slice(reading.theta.reshape(mesh.shape), cells, (SUPPORT,) * mesh.dim).ravel()
     whole = reading.covariance.reshape(*mesh.shape, *mesh.shape)
     V = lax.dynamic_slice(whole, (*cells, *cells), (SUPPORT,) * (2 * mesh.dim)).reshape(len(theta), -1)
-    bends = jnp.stack([mesh.rows(tables, 2)[_diagonal(mesh.dim, i)] for i in range(mesh.dim)]) @ theta
+    rows = jnp.stack([mesh.rows(tables, 2)[_diagonal(mesh.dim, i)] for i in range(mesh.dim)])
+    bends = matmul(rows, theta)
     stiffness = jnp.maximum(bends / mesh.unit**2, 4 / (reading.high - reading.low) ** 2)
-    value = F @ theta + stiffness * (place - nearest)
-    variance = jnp.maximum(jnp.sum((F @ V) * F, 1), 0)
+    value = matmul(F, theta) + stiffness * (place - nearest)
+    variance = jnp.maximum(jnp.sum(matmul(F, V) * F, 1), 0)
     rounding = float(jnp.finfo(dtype).eps) * jnp.abs(value)
     stderr = jnp.sqrt(variance + rounding**2)
     cell, trusted = _cell(mesh, reading, place)
@@ -135,10 +137,10 @@ def loss_on(mesh: Mesh, reading: Reading, axes: tuple[Array, ...]) -> tuple[Arra
         return dense.ravel(), _cell(mesh, reading, x)[1]
 
     rows, trusted = jax.vmap(row)(points)
-    value = rows @ reading.theta
+    value = matmul(rows, reading.theta)
     lowest = first_of_least(jnp.where(trusted, value, jnp.inf))
     apart = rows - rows[lowest][None]
-    variance = jnp.maximum(jnp.sum(jnp.matmul(apart, reading.covariance, precision="highest") * apart, 1), 0)
+    variance = jnp.maximum(jnp.sum(matmul(apart, reading.covariance) * apart, 1), 0)
     value = jnp.where(trusted, value - value[lowest], jnp.nan)
     stderr = jnp.where(trusted, jnp.sqrt(variance), jnp.inf)
     return value.reshape(shape).astype(dtype), stderr.reshape(shape).astype(dtype)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Shaped
 
 from .._base.checks import check_count, check_positive, check_shape, float_array
+from .._base.small_tensors import HIGHEST
 from .._base.types import Scalar
 from ..recovery.density import cell_counts, range_ends
 
@@ -76,7 +77,7 @@ def _total_variation(compared: _Comparison, bins: int) -> Scalar:
     minus = -beta * jax.lax.map(energy, points, batch_size=4096)
     mass = jnp.exp(minus - minus.max()).reshape((bins, len(nodes)) * d)
     for axis in (5, 3, 1)[3 - d :]:  # bins and nodes alternate: the nodes are summed away, from the last axis on
-        mass = jnp.tensordot(mass, weights, (axis, 0))
+        mass = jnp.tensordot(mass, weights, (axis, 0), precision=HIGHEST)
     share = cell_counts(x, low, high, (bins,) * d) / n
     return (jnp.sum(jnp.abs(share - mass / mass.sum())) + 1 - share.sum()) / 2
 

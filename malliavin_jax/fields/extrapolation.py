@@ -12,9 +12,9 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Scalar, Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate, ratio_estimate
 from ..estimate.sums import Sums
@@ -48,11 +48,11 @@ class Tail(eqx.Module):
         d = nearest.shape[0]
         square = functools.reduce(jnp.add, [(self.x[j] - nearest[j]) ** 2 for j in range(d)])
         kernel = 1 / (1 + square / self.reach**2) ** ((d + 6) // 2)
-        mass, rest = jnp.split(jnp.dot(kernel, self.planes, precision=lax.Precision.HIGHEST), [1])
+        mass, rest = jnp.split(jnp.dot(kernel, self.planes, precision=HIGHEST), [1])
         gradient, hessian = jnp.split(rest / jnp.maximum(mass, jnp.finfo(mass.dtype).tiny), [d])
         hessian = hessian.reshape(d, d)
         stiffness = jnp.maximum(jnp.trace(hessian) / d, self.floor)
-        return gradient + hessian @ (nearest - self.middle), stiffness
+        return gradient + matmul(hessian, nearest - self.middle), stiffness
 
     def __call__(self, alpha: Vector) -> Vector:
         nearest = jnp.clip(alpha, self.low, self.high)
@@ -96,7 +96,7 @@ def tangent_planes(samples: Samples) -> Tail:
         return jnp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
 
     x, gradient, hessian = keep(samples.x), keep(samples.gradient), keep(hessians)
-    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=lax.Precision.HIGHEST)
+    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=HIGHEST)
     mass = seen[pick].astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
     planes = jnp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
     return Tail(x.T, planes, low, high, _REACH * jnp.sqrt(variance), 1 / variance)

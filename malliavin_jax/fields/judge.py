@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from .._base.small_tensors import HIGHEST
 from .._base.types import Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer, AbstractRadial, check_localizer
 from ..estimate.ratio import TRUSTED_FROM
@@ -104,11 +105,11 @@ def compare(difference: Float[Array, "alphas d"], influence: Float[Array, "alpha
     """The test of difference = 0 given the influences of the episodes on it; places count by their `share`."""
     root = jnp.sqrt(share)[:, None]
     rows = (root[:, :, None] * influence).reshape(difference.size, -1)
-    covariance = jnp.matmul(rows, rows.T, precision=lax.Precision.HIGHEST)
+    covariance = jnp.matmul(rows, rows.T, precision=HIGHEST)
     eigenvalues = jnp.maximum(jnp.linalg.eigvalsh(covariance), 0)
     # A fixed key: the same data give the same p-value.
     normal = jax.random.normal(jax.random.key(0), (_DRAWS, len(eigenvalues)), difference.dtype)
-    null = jnp.matmul(normal**2, eigenvalues, precision=lax.Precision.HIGHEST)
+    null = jnp.matmul(normal**2, eigenvalues, precision=HIGHEST)
     statistic = jnp.sum((root * difference) ** 2)
     excess = jnp.maximum(statistic - jnp.quantile(null, _EXPECTED), 0)
     return Test(statistic, (1 + jnp.sum(null >= statistic)) / (1 + _DRAWS), excess)

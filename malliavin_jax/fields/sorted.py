@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from .._base.checks import is_concrete
+from .._base.small_tensors import matmul
 from .._base.types import Scalar, Vector
 from ..estimate.localizers import refuse_derivative
 from ..estimate.sums import Bank, Sums, by_episode
@@ -183,7 +184,7 @@ def _episode_partial_sums(x: Array, right: Array, left: Array, h: Scalar) -> tup
     off_diagonal = ~jnp.eye(times, dtype=bool)[None]
     to_right = jnp.where(is_right & off_diagonal, decay, 0)
     to_left = jnp.where(~is_right & off_diagonal, decay, 0)
-    return jnp.einsum("ets,esk->etk", to_right, right), jnp.einsum("ets,esk->etk", to_left, left)
+    return matmul(to_right, right), matmul(to_left, left)
 
 
 def _increments(own: Array, others: Array) -> Array:

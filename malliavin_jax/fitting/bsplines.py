@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.polynomial import Polynomial as Series, legendre
 
+from .._base.small_tensors import matmul
+
 DEGREE = 5  # third derivatives are continuous
 SUPPORT = DEGREE + 1  # B-splines that are not zero on a cell
 
@@ -74,7 +76,7 @@ def basis(t: Float[Array, ""], intervals: int, orders: int) -> tuple[Array, Floa
     cell = jnp.clip(jnp.floor(inside).astype(jnp.int32), 0, intervals - 1)
     u, beyond = inside - cell.astype(t.dtype), t - inside
     powers = jnp.stack([u**k for k in range(SUPPORT)])
-    taken = [jnp.asarray(derivative_pieces(order), t.dtype) @ powers for order in range(max(orders, 3))]
+    taken = [matmul(jnp.asarray(derivative_pieces(order), t.dtype), powers) for order in range(max(orders, 3))]
     rows = []
     for order in range(orders):
         if order > 2:

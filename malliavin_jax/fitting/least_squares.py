@@ -15,8 +15,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array
+from .._base.small_tensors import HIGHEST
 from .._base.types import Scalar
-from .monomials import HIGHEST, DerivativeTable, all_exponents, combine, derivative_table, monomials, num_terms
+from .monomials import DerivativeTable, all_exponents, combine, derivative_table, monomials, num_terms
 
 
 class Data(NamedTuple):

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
 from .._base.checks import check_count
+from .._base.small_tensors import HIGHEST
 
 Exponents = tuple[tuple[int, ...], ...]
 
 # Accelerators multiply float32 matrices in fewer bits unless told otherwise; the normal equations need all.
-HIGHEST = lax.Precision.HIGHEST
 
 
 def num_terms(d: int, degree: int) -> int:

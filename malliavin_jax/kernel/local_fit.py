@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from .._base.checks import check_count
+from .._base.small_tensors import HIGHEST
 from .._base.types import Flag, Scalar, Vector
 from ..estimate.ratio import Estimate
 from ..fitting.monomials import factors_up_to, monomials_of_points
@@ -102,7 +103,7 @@ def _scaled(x: Array, penalty: Array, alpha: Vector, length: Vector) -> tuple[Ar
 
 def _product(a: Float[Array, "m points"], b: Float[Array, "n points"]) -> Float[Array, "m n"]:
     """a bᵀ, in all bits on accelerators too."""
-    return jnp.matmul(a, b.T, precision=lax.Precision.HIGHEST)
+    return jnp.matmul(a, b.T, precision=HIGHEST)
 
 
 class Fit(NamedTuple):

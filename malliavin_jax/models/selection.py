@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Scalar, Vector
 from ..estimate.length import length_of_least_variance
 from ..estimate.localizers import AbstractLocalizer, Gaussian, Laplace
@@ -134,8 +135,8 @@ def _risks(
     """The risk of each core, with its length; `fraction` is the share of the episodes that `folds` hold."""
     found = lax.map(lambda alpha: _compare(folds, alpha, cores, lengths), alphas, batch_size=4)
     share = found.carried / jnp.sum(found.carried)
-    smaller = jnp.tril(jnp.einsum("n,nab->ab", share, found.excess))  # the diagonal is 0
-    return jnp.max(smaller, 1) + fraction * share @ found.variance
+    smaller = jnp.tril(jnp.einsum("n,nab->ab", share, found.excess, precision=HIGHEST))  # the diagonal is 0
+    return jnp.max(smaller, 1) + fraction * matmul(share, found.variance)
 
 
 def _compare(folds: tuple[Fold, ...], alpha: Vector, cores: Array, lengths: Array) -> _Comparison:
@@ -148,7 +149,7 @@ def _compare(folds: tuple[Fold, ...], alpha: Vector, cores: Array, lengths: Arra
 
         def of_chunk(part: Bank) -> tuple[Array, Array]:
             terms = jax.vmap(rows, (None, 0, 0))(part, cores, lengths)
-            return jnp.sum(terms, -1), jnp.einsum("aie,bje->aibj", terms, terms, precision=lax.Precision.HIGHEST)
+            return jnp.sum(terms, -1), jnp.einsum("aie,bje->aibj", terms, terms, precision=HIGHEST)
 
         return sum_over_chunks(of_chunk, fold.bank)
 
@@ -157,7 +158,7 @@ def _compare(folds: tuple[Fold, ...], alpha: Vector, cores: Array, lengths: Arra
     # The influence of an episode is (n − value·w)/total: a combination of its rows.
     pick = jnp.eye(value.shape[1], 1 + value.shape[1], k=1, dtype=value.dtype)[None]
     combine = (pick - value[:, :, None] * jnp.eye(1, pick.shape[2], dtype=value.dtype)[None]) / total[:, None, None]
-    variance = jnp.einsum("aki,aibj,bkj->kab", combine, gram, combine, precision=lax.Precision.HIGHEST)
+    variance = jnp.einsum("aki,aibj,bkj->kab", combine, gram, combine, precision=HIGHEST)
     own = jnp.diagonal(variance, axis1=1, axis2=2)
     difference = own[:, :, None] + own[:, None, :] - 2 * variance
     squares = jnp.diagonal(gram[:, 0, :, 0])

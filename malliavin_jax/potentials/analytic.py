@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._base.checks import check_finite, check_shape
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Matrix, Scalar, Vector
 from .base import AbstractPotential, check_parameter, check_symmetric, like, parameter
 
@@ -47,13 +48,13 @@ class Quadratic(AbstractPotential):
         check_finite("center", self.center)
 
     def value(self, x: Vector) -> Scalar:
-        return 0.5 * jnp.dot(x - like(x, self.center), self.gradient(x))
+        return 0.5 * matmul(x - like(x, self.center), self.gradient(x))
 
     def gradient(self, x: Vector) -> Vector:
         offset = x - like(x, self.center)
         if np.shape(self.precision) == ():  # spare the product with a multiple of I
             return jnp.asarray(self.precision, x.dtype) * offset
-        return self.hessian(x) @ offset
+        return matmul(self.hessian(x), offset)
 
     def hessian(self, x: Vector) -> Matrix:
         precision = jnp.asarray(self.precision, x.dtype)
@@ -89,7 +90,7 @@ class Quartic(AbstractPotential):
         check_parameter("coupling", self.coupling)
 
     def value(self, x: Vector) -> Scalar:
-        return jnp.sum(x**4 / 4 + x**2 / 2) + jnp.asarray(self.coupling, x.dtype) * jnp.dot(x[:-1], x[1:])
+        return jnp.sum(x**4 / 4 + x**2 / 2) + jnp.asarray(self.coupling, x.dtype) * jnp.sum(x[:-1] * x[1:])
 
     def gradient(self, x: Vector) -> Vector:
         neighbours = jnp.pad(x[1:], (0, 1)) + jnp.pad(x[:-1], (1, 0))
@@ -184,7 +185,7 @@ class MullerBrown(AbstractPotential):
         a, b, c = [-1.0, -1.0, -6.5, 0.7], [0.0, 0.0, 11.0, 0.6], [-10.0, -10.0, -6.5, 0.7]
         curve = jnp.asarray([[[2 * a, b], [b, 2 * c]] for a, b, c in zip(a, b, c, strict=True)], x.dtype)
         offset = x[None] - centers
-        slope = jnp.einsum("kij,kj->ki", curve, offset)
+        slope = jnp.einsum("kij,kj->ki", curve, offset, precision=HIGHEST)
         return _Terms(size * jnp.exp(0.5 * jnp.sum(slope * offset, axis=1)), slope, curve)
 
     def value(self, x: Vector) -> Scalar:
@@ -192,12 +193,12 @@ class MullerBrown(AbstractPotential):
 
     def gradient(self, x: Vector) -> Vector:
         terms = self._terms(x)
-        return terms.value @ terms.slope
+        return matmul(terms.value, terms.slope)
 
     def hessian(self, x: Vector) -> Matrix:
         terms = self._terms(x)
         products = terms.slope[:, :, None] * terms.slope[:, None, :]
-        return jnp.einsum("k,kij->ij", terms.value, products + terms.curve)
+        return jnp.einsum("k,kij->ij", terms.value, products + terms.curve, precision=HIGHEST)
 
 
 class _Terms(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
+from .._base.small_tensors import HIGHEST
 from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
 from ..fitting.errors import LinearFit, spline_rows
@@ -134,7 +135,7 @@ class Spline(AbstractPotential):
         for i, table in enumerate(tables):
             scaled = table / width[i] ** jnp.arange(most + 1, dtype=x.dtype)[:, None]
             # The axis contracted is always the first; its orders come last, so that the axes end up in their order.
-            block = jnp.tensordot(block, scaled, ((0,), (1,)), precision=jax.lax.Precision.HIGHEST)
+            block = jnp.tensordot(block, scaled, ((0,), (1,)), precision=HIGHEST)
         return block
 
 

@@ -20,6 +20,7 @@ from .._base.checks import (
     float_array,
     is_concrete,
 )
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Key, Matrix, Scalar, Vector
 from .base import (
     AbstractMinibatchPotential,
@@ -92,26 +93,28 @@ class GaussianMixture(AbstractPotential):
     def _terms(self, x: Vector) -> "_Components":
         check_shape("x", x, (self.means.shape[1],))
         whiten, means = self.whiten.astype(x.dtype), self.means.astype(x.dtype)
-        white = jnp.einsum("kij,kj->ki", whiten, x[None] - means)
+        white = jnp.einsum("kij,kj->ki", whiten, x[None] - means, precision=HIGHEST)
         log_det = jnp.sum(jnp.log(jnp.diagonal(whiten, axis1=1, axis2=2)), axis=1)
         log_weights = jax.nn.log_softmax(self.log_weights.astype(x.dtype))
         constant = 0.5 * x.shape[0] * math.log(2 * math.pi)
         log_term = log_weights + log_det - 0.5 * jnp.sum(white**2, axis=1) - constant
-        precision = jnp.einsum("kia,kib->kab", whiten, whiten)
-        return _Components(log_term, jnp.einsum("kij,ki->kj", whiten, white), precision)
+        precision = jnp.einsum("kia,kib->kab", whiten, whiten, precision=HIGHEST)
+        return _Components(log_term, jnp.einsum("kij,ki->kj", whiten, white, precision=HIGHEST), precision)
 
     def value(self, x: Vector) -> Scalar:
         return -jax.nn.logsumexp(self._terms(x).log_density)
 
     def gradient(self, x: Vector) -> Vector:
         terms = self._terms(x)
-        return jax.nn.softmax(terms.log_density) @ terms.slope
+        return matmul(jax.nn.softmax(terms.log_density), terms.slope)
 
     def hessian(self, x: Vector) -> Matrix:
         terms = self._terms(x)
         share = jax.nn.softmax(terms.log_density)
-        spread = terms.slope - (share @ terms.slope)[None]
-        return jnp.einsum("k,kij->ij", share, terms.precision - spread[:, :, None] * spread[:, None, :])
+        spread = terms.slope - matmul(share, terms.slope)[None]
+        return jnp.einsum(
+            "k,kij->ij", share, terms.precision - spread[:, :, None] * spread[:, None, :], precision=HIGHEST
+        )
 
 
 class _Components(NamedTuple):
@@ -174,7 +177,7 @@ class LogisticRegression(AbstractMinibatchPotential):
         return _Data(
             features=features,
             labels=self.labels.astype(x.dtype),
-            logits=features @ x,
+            logits=matmul(features, x),
             scale=jnp.asarray(self.data_scale, x.dtype),
             prior=jnp.asarray(self.prior_precision, x.dtype),
         )
@@ -182,17 +185,17 @@ class LogisticRegression(AbstractMinibatchPotential):
     def value(self, x: Vector) -> Scalar:
         data = self._data(x)
         losses = jax.nn.softplus(data.logits) - data.labels * data.logits
-        return data.scale * jnp.sum(losses) + 0.5 * data.prior * jnp.dot(x, x)
+        return data.scale * jnp.sum(losses) + 0.5 * data.prior * jnp.sum(x * x)
 
     def gradient(self, x: Vector) -> Vector:
         data = self._data(x)
-        return data.scale * ((jax.nn.sigmoid(data.logits) - data.labels) @ data.features) + data.prior * x
+        return data.scale * matmul(jax.nn.sigmoid(data.logits) - data.labels, data.features) + data.prior * x
 
     def hessian(self, x: Vector) -> Matrix:
         data = self._data(x)
         # σ(z) σ(−z), not σ(1 − σ): the latter cancels where the prediction is sure
         curve = jax.nn.sigmoid(data.logits) * jax.nn.sigmoid(-data.logits)
-        of_data = (data.features * curve[:, None]).T @ data.features
+        of_data = matmul((data.features * curve[:, None]).T, data.features)
         return data.scale * of_data + data.prior * jnp.eye(x.shape[0], dtype=x.dtype)
 
     def minibatch(self, key: Key) -> "LogisticRegression":

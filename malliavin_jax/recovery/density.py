@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from .._base.checks import check_count, check_positive, check_shape, described, float_array, is_concrete
+from .._base.small_tensors import HIGHEST
 from .._base.types import Scalar
 from .loss import Loss
 
@@ -218,7 +219,7 @@ def _smoothed(
         step = at[1] - at[0]
         variance = jnp.maximum(h[axis] ** 2 - step**2 / 12, step**2 / 4)
         kernel = jnp.exp(-((to[:, None] - at[None]) ** 2) / (2 * variance)) / jnp.sqrt(2 * jnp.pi * variance)
-        out = jnp.moveaxis(jnp.tensordot(kernel, out, (1, axis)), 0, axis)
+        out = jnp.moveaxis(jnp.tensordot(kernel, out, (1, axis), precision=HIGHEST), 0, axis)
     return out
 
 

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, UInt32
 
 from .._base.checks import is_concrete, is_static_zero
+from .._base.small_tensors import matmul
 from .._base.types import Key, Matrix, Vector
 from ..learner.learner import ForwardLearner, Path, Point, initial_shape, point_at
 from ..potentials.base import AbstractMinibatchPotential
@@ -106,4 +107,4 @@ def _square(point: Point, normals: Vector) -> Matrix | Vector:
     hessian = matrix_of(point.hessian)
     if hessian is None:
         return (point.hessian @ normals) ** 2
-    return jnp.matmul(hessian, hessian, precision=lax.Precision.HIGHEST)
+    return matmul(hessian, hessian)

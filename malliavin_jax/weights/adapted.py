@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from .._base import small_tensors
 from .._base.checks import check_nonnegative, check_shape
-from .._base.small_tensors import Leaves, Tensor, unroll
+from .._base.small_tensors import HIGHEST, Leaves, Tensor, matmul, unroll
 from .._base.types import Matrix, Scalar, Vector
 from ..learner.learner import Transition
 from .third_derivative import scaled_noise, times
@@ -99,7 +98,7 @@ class Adapted(eqx.Module):
         counts = jnp.isfinite(hessian).all((1, 2))
         counts = counts if where is None else counts & where
         kept = jnp.where(counts[:, None, None], hessian, 0)
-        total = jnp.einsum("nab,nbc->ac", kept, kept, precision=lax.Precision.HIGHEST)
+        total = jnp.einsum("nab,nbc->ac", kept, kept, precision=HIGHEST)
         return adapted_to(total / jnp.maximum(jnp.sum(counts), 1).astype(total.dtype))
 
     def init(self, dim: int, dtype: Any) -> AdaptedState:
@@ -125,7 +124,7 @@ class Adapted(eqx.Module):
         if self.directions is None:
             return vector * unroll(share)
         Q = unroll(jnp.asarray(self.directions, step_size.dtype))
-        return Q @ (unroll(share) * (Q.T @ vector))
+        return matmul(Q, unroll(share) * matmul(Q.T, vector))
 
     def weight(self, state: AdaptedState) -> Vector:
         """S after the last step taken."""

@@ -17,7 +17,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._base import small_tensors
-from .._base.small_tensors import Leaves, unroll
+from .._base.small_tensors import Leaves, matmul, unroll
 from .._base.types import Vector
 from ..learner.learner import Transition
 from .third_derivative import Third, check_third, jacobian, matrices, rank_one, relative_size, scaled_noise, trace_term
@@ -93,24 +93,25 @@ class Canonical(eqx.Module):
             return self._step_on_the_line(F[0], R[0, 0], E[0, 0, 0], M[0, 0], noise[0], transition)
         size = relative_size(transition)
         if size is None:
-            R_next, W, V = small_tensors.factor_with_identity(M @ R)
+            R_next, W, V = small_tensors.factor_with_identity(matmul(M, R))
         else:  # [MR √r I] = R⁺ [W √r R⁺⁻¹]; V stands for R⁺⁻¹ below
             root = jnp.sqrt(size)
-            R_next, W, V = small_tensors.factor_with_identity(small_tensors.scale(M @ R, 1 / root))
+            R_next, W, V = small_tensors.factor_with_identity(small_tensors.scale(matmul(M, R), 1 / root))
             R_next, V = small_tensors.scale(R_next, root), small_tensors.scale(V, 1 / root)
             noise = small_tensors.scale(noise, size)
-        Y = W @ R.T  # V M A
+        Y = matmul(W, R.T)  # V M A
         if callable(self.third):
             T = unroll(transition.step_size * self.third(transition.before.x))
-            drift = (T * (R @ R.T)[:, None, :]).sum((0, 2))
-            Q = (Y @ ((V @ T.reshape(len(V), -1)).reshape(T.shape) @ Y.T)).transpose(2, 0, 1)
+            drift = (T * matmul(R, R.T)[:, None, :]).sum((0, 2))
+            turned = matmul(V, T.reshape(len(V), -1)).reshape(T.shape)
+            Q = matmul(Y, matmul(turned, Y.T)).transpose(2, 0, 1)
         else:
             K, y = rank_one(self.third, transition)  # T_abp = K_ab y_p
-            drift = K @ (R @ (R.T @ y))
-            Q = (Y @ y)[:, None, None] * (V @ K @ Y.T)[None, :, :]
+            drift = matmul(K, matmul(R, matmul(R.T, y)))
+            Q = matmul(Y, y)[:, None, None] * matmul(matmul(V, K), Y.T)[None, :, :]
         for _ in range(3):  # W on the first index, then the indices turn
-            E = (W @ E.reshape(len(W), -1)).reshape(E.shape).transpose(1, 2, 0)
-        return CanonicalState(*map(small_tensors.pack, (W @ F + V @ (noise + drift), R_next, E + Q)))
+            E = matmul(W, E.reshape(len(W), -1)).reshape(E.shape).transpose(1, 2, 0)
+        return CanonicalState(*map(small_tensors.pack, (matmul(W, F) + matmul(V, noise + drift), R_next, E + Q)))
 
     def _step_on_the_line(self, F: Any, A: Any, E: Any, m: Any, noise: Any, transition: Transition) -> CanonicalState:
         """One dimension: the first recursion, with numbers for tensors."""
@@ -131,4 +132,4 @@ class Canonical(eqx.Module):
             return small_tensors.roll((F - 2 * E[0, 0] / R[0]) / R[0])
         pairs = range(len(F))
         traced = F - sum(E[q, q] for q in pairs) - sum(E[q, :, q] for q in pairs)
-        return small_tensors.roll(small_tensors.inverse_of_lower(R).T @ traced)
+        return small_tensors.roll(matmul(small_tensors.inverse_of_lower(R).T, traced))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._base import small_tensors
-from .._base.small_tensors import Tensor, unroll
+from .._base.small_tensors import Tensor, matmul, unroll
 from .._base.types import Matrix, Scalar, Vector
 from ..learner.learner import Transition
 from ..potentials.products import Curvature, matrix_of
@@ -82,12 +82,12 @@ def trace_term(third: str, transition: Transition) -> Tensor:
     """ε times the gradient of the Laplacian of L, from observed matrices."""
     if third == "covariation":
         change, noise = rank_one(third, transition)
-        return change @ noise
+        return matmul(change, noise)
     before, after, step_size, inverse_temperature, *_ = transition
     dx, hessians = after.x - before.x, matrices(transition)
     if third == "ito":
         change = inverse_temperature * (after.gradient - before.gradient)
-        return unroll(change) - unroll(inverse_temperature * hessians.before) @ unroll(dx)
+        return unroll(change) - matmul(unroll(inverse_temperature * hessians.before), unroll(dx))
     moved, dh = dx != 0, hessians.after - hessians.before
     return unroll(jnp.where(moved, step_size * dh[0] / jnp.where(moved, dx, 1), 0))
 
@@ -101,4 +101,7 @@ def trace_term_by_products(transition: Transition) -> Tensor:
 
 def times(curvature: Curvature, vector: Tensor) -> Tensor:
     """H v, be H a matrix or known by its products."""
-    return unroll(curvature @ small_tensors.roll(vector))
+    matrix = matrix_of(curvature)
+    if matrix is None:
+        return unroll(curvature @ small_tensors.roll(vector))
+    return matmul(unroll(matrix), vector)

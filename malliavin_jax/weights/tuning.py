@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._base.checks import is_concrete
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Scalar
 from ..learner.learner import Path
 from .scheme import weigh
@@ -86,12 +87,12 @@ def _minimum_variance_window(paths: Path, third: Third) -> Window:
         return jax.vmap(lambda a: weigh(path, FixedWindow(a, third))[-1])(one_hot)
 
     s = jax.vmap(contributions)(paths)
-    gram = jnp.einsum("ekd,eld->kl", s, s) / s.shape[0]
+    gram = jnp.einsum("ekd,eld->kl", s, s, precision=HIGHEST) / s.shape[0]
     # The ridge only keeps the solve defined when there are fewer pilot paths than steps.
     ridge = jnp.finfo(gram.dtype).eps * jnp.trace(gram) * one_hot
     a = jnp.linalg.solve(gram + ridge, jnp.ones(steps, gram.dtype))
     a = a / jnp.sum(a)
-    return Window(a, a @ gram @ a)
+    return Window(a, matmul(matmul(a, gram), a))
 
 
 @eqx.filter_jit

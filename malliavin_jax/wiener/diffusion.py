@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._base.checks import check_count, check_positive, check_shape, is_concrete
+from .._base.small_tensors import matmul
 from .._base.types import Key, Scalar, Vector
 
 
@@ -94,7 +95,7 @@ class Diffusion(eqx.Module):
 
     def step(self, x: Vector, t: Scalar, dw: Float[Array, " noises"]) -> Vector:
         """X_{k+1} from X_k."""
-        return x + jnp.asarray(self.step_size, x.dtype) * self.drift(x, t) + self.diffusion(x, t) @ dw
+        return x + jnp.asarray(self.step_size, x.dtype) * self.drift(x, t) + matmul(self.diffusion(x, t), dw)
 
     def times(self, dtype: Any) -> Float[Array, " points"]:
         """t_0, …, t_n."""

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from .._base import small_tensors
 from .._base.checks import check_count, check_key, floats_to_arrays, is_concrete
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Flag, Key, Matrix, Scalar, Vector
 from .calculus import map_in_chunks
 from .diffusion import Diffusion, sizes_of
@@ -126,7 +127,7 @@ def _greeks(
 
     f, S = map_in_chunks(one_path, jax.random.split(key, num_paths), chunk_size)
     root = jnp.sqrt(jnp.asarray(num_paths, f.dtype))
-    centre = jnp.einsum("pm,pd->md", f, S * S) / jnp.sum(S * S, 0)[None]
+    centre = jnp.einsum("pm,pd->md", f, S * S, precision=HIGHEST) / jnp.sum(S * S, 0)[None]
 
     def moments(pair: tuple[Array, Array]) -> tuple[Array, Array]:
         row, c = pair  # one component of f on all paths (paths,), and its c for each coordinate (d,)
@@ -157,8 +158,8 @@ def end_and_weight(diffusion: Diffusion, initial: Vector, increments: Float[Arra
 
         x_next, Y_next, slopes = jax.vmap(move, 1, (None, 1, 0))(Y)  # slopes: (coordinate of X_0, d, noises)
         inverse = small_tensors.roll(small_tensors.inverse(small_tensors.unroll(diffusion.diffusion(x, time))))
-        drawn = (inverse @ Y_next).T @ dw
-        divergence = jnp.einsum("ja,iaj->i", inverse, slopes)
+        drawn = matmul(matmul(inverse, Y_next).T, dw)
+        divergence = jnp.einsum("ja,iaj->i", inverse, slopes, precision=HIGHEST)
         return (x_next, Y_next, S + drawn - step_size * divergence), None
 
     (x, _, S), _ = lax.scan(body, (initial, eye, jnp.zeros_like(initial)), (t, increments))

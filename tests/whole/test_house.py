@@ -29,6 +29,7 @@ AUTODIFF = {
 }  # fmt: skip
 AUTODIFF_MODULES = {"jax.experimental.jet", "jax.interpreters.ad", "jax._src.interpreters.ad"}
 
+PRODUCTS = {"matmul", "dot", "einsum", "tensordot", "vdot", "inner", "vecdot", "matvec", "vecmat", "dot_general"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve"}
 
 
@@ -156,6 +157,16 @@ def settings(source: str) -> set[str]:
     return found
 
 
+def unmarked_products(source: str) -> set[str]:
+    """Products of arrays by name of a JAX function, without a precision: accelerators would round what they multiply.
+
+    Those written as `@` cannot be told from products of NumPy arrays here; `test_export` finds them."""
+    names = Names(source)
+    calls = [node for node in ast.walk(names.tree) if isinstance(node, ast.Call)]
+    unmarked = {names.resolve(call.func) for call in calls if "precision" not in {word.arg for word in call.keywords}}
+    return {name for name in unmarked if name and name.startswith("jax.") and name.split(".")[-1] in PRODUCTS}
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
@@ -178,6 +189,11 @@ def test_nothing_is_pickled(path):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_no_global_settings(path):
     assert settings(path.read_text(encoding="utf-8")) == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_products_are_taken_in_all_bits(path):
+    assert unmarked_products(path.read_text(encoding="utf-8")) == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -331,3 +347,11 @@ def test_pickle_is_seen(source):
 def test_settings_are_seen(source):
     assert settings(source)
     assert not settings("import jax\nx = jax.config.jax_enable_x64\nstate.config.update(a=1)")
+
+
+def test_unmarked_products_are_seen():
+    numpy, jnp = "import numpy as np\n", "import jax.numpy as jnp\n"
+    assert unmarked_products(jnp + "jnp.einsum('ij,j', a, b)")
+    assert unmarked_products("from jax import lax\nlax.dot_general(a, b, n)\nlax.dot_general(a, b, n, precision=p)")
+    assert not unmarked_products(jnp + "jnp.dot(a, b, precision=HIGHEST)")
+    assert not unmarked_products(numpy + "np.einsum('ij,j', a, b)")
