@@ -9,7 +9,11 @@ for each case
   its loops read besides, and its results; and their fraction of the bandwidth measured on the same device by adding
   to an array too large for any cache (more than 1 where a cache holds the carries);
 - the fraction of the pure-RNG rate: the time to draw the same normals by the same generator, and only add them up,
-  over the time of the case.
+  over the time of the case;
+- the time that the device's own compiled program would take if it did nothing but move its bytes at that bandwidth (its
+  roofline), and the measured time beside it (less, where a cache holds what is moved). `benchmarks/accelerators.py` tells the same of devices that are not here.
+
+Send us the file that it names at the end: we have no accelerator, and every such file is news.
 """
 
 import re
@@ -17,6 +21,7 @@ import re
 import jax
 import jax.numpy as jnp
 from common import STEPS, machine, normals, parser, quartic, race, save, weighed
+from compiled.hlo import Program
 from jax import lax
 
 import malliavin_jax as mj
@@ -63,6 +68,7 @@ def one_case(dim, episodes, bandwidth, rounds):
     run, draw, key = weighed(quartic(dim), dim, scheme, episodes), normals(STEPS * dim, episodes), jax.random.key(0)
     first, best = race({"weighed": lambda: run(key), "normals": lambda: draw(key)}, rounds)
     seconds, moved = best["weighed"], traffic(jax.make_jaxpr(run)(key))
+    work = Program(run.lower(key).compile().as_text()).work()
     row = {
         "dim": dim,
         "episodes": episodes,
@@ -73,11 +79,15 @@ def one_case(dim, episodes, bandwidth, rounds):
         "bytes_per_second": moved / seconds,
         "fraction_of_bandwidth": moved / seconds / bandwidth,
         "fraction_of_rng_rate": best["normals"] / seconds,
+        "kernels": int(work.kernels),
+        "roofline_s": work.bytes / bandwidth,
+        "measured_over_roofline": seconds * bandwidth / work.bytes,
     }
     print(
         f"d = {dim:<3} N = {episodes:<9,}{1e3 * seconds:9.2f} ms  {row['episodes_per_second']:11.3g} episodes/s  "
         f"{row['steps_per_second']:10.3g} steps/s  {row['bytes_per_second'] / 1e9:7.2f} GB/s  "
-        f"{row['fraction_of_bandwidth']:6.1%} of bandwidth  {row['fraction_of_rng_rate']:6.1%} of RNG rate"
+        f"{row['fraction_of_bandwidth']:6.1%} of bandwidth  {row['fraction_of_rng_rate']:6.1%} of RNG rate  "
+        f"roofline {1e3 * row['roofline_s']:8.2f} ms, measured {row['measured_over_roofline']:.1f} × that"
     )
     return row
 
@@ -105,6 +115,8 @@ def main():
     }
     name = re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
     save(f"gpu-{name}", results, fast=fast)
+    if not fast and device.platform != "cpu":
+        print(f"Please send benchmarks/results/gpu-{name}.json in an issue, with the driver's version.")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """One step of the outer chain: estimate the gradient, draw the noise, move."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,6 +36,30 @@ class Record(NamedTuple):
     density: Float[Array, "chains *kept"]
     density_stderr: Float[Array, "chains *kept"]
     trusted: Bool[Array, "chains *kept"]
+
+
+class Layout:
+    """Records of one shape as the columns of one array, (columns, chains), so that a step writes them all at once.
+
+    On a GPU each array written is one more kernel to launch, and chains are bound by their launches; with the chains
+    last a TPU, whose arrays have 128 lanes, does not fill them up for a handful of coordinates.
+    """
+
+    def __init__(self, shapes: Record):
+        self._shapes = shapes
+        self.dtype = jnp.result_type(*(leaf.dtype for leaf in shapes if jnp.issubdtype(leaf.dtype, jnp.floating)))
+        self._widths = [leaf.shape[1] if leaf.ndim == 2 else 1 for leaf in shapes]
+        self.columns = sum(self._widths)
+
+    def pack(self, record: Record) -> Float[Array, "columns chains"]:
+        return jnp.concatenate([leaf.astype(self.dtype).reshape(len(leaf), -1).T for leaf in record])
+
+    def unpack(self, store: Float[Array, "kept columns chains"]) -> Record:
+        """The records of many steps, chains first again."""
+        ends = [*itertools.accumulate(self._widths)]
+        parts = jnp.split(jnp.moveaxis(store, 2, 0), ends[:-1], axis=2)
+        pairs = zip(parts, self._shapes, strict=True)
+        return Record(*((part if like.ndim == 2 else part[..., 0]).astype(like.dtype) for part, like in pairs))
 
 
 class Draws(NamedTuple):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from .._base.checkpoint import Checkpoint, Journal
 from .._base.progress import Bar
-from .dynamics import Draws, Dynamics, Record, State
+from .dynamics import Draws, Dynamics, Layout, Record, State
 
 
 class Schedule(NamedTuple):
@@ -100,27 +100,26 @@ def advance(
     numbers of one program, in which the field is compiled once.
     """
     shapes = eqx.filter_eval_shape(dynamics.record, state.x, start)
-    records = jax.tree.map(lambda leaf: jnp.zeros((max_kept + 1, *leaf.shape), leaf.dtype), shapes)
+    layout = Layout(shapes)
+    records = jnp.zeros((max_kept + 1, layout.columns, len(state.x)), layout.dtype)
 
-    def step(carry: tuple[State, Record], inputs: tuple[Array, Draws | None]) -> tuple[tuple[State, Record], None]:
+    def step(carry: tuple[State, Array], inputs: tuple[Array, Draws | None]) -> tuple[tuple[State, Array], None]:
         (state, records), (k, draws) = carry, inputs
         record = dynamics.record(state.x, k)
         since = k - burn_in
         is_kept = (since > 0) & (since % thinning == 0) & (k < stop)
         place = jnp.where(is_kept, since // thinning - 1 - kept_before, max_kept)
-        records = jax.tree.map(
-            lambda store, leaf: jax.lax.dynamic_update_index_in_dim(store, leaf, place, 0), records, record
-        )
+        records = jax.lax.dynamic_update_index_in_dim(records, layout.pack(record), place, 0)
         moved = dynamics.move(state, record.gradients, draws)
         # The last block may reach past the end: those steps change nothing.
         return (jax.tree.map(lambda new, old: jnp.where(k < stop, new, old), moved, state), records), None
 
-    def block(number: Array, carry: tuple[State, Record]) -> tuple[State, Record]:
+    def block(number: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
         k = start + number * block_length + jnp.arange(block_length, dtype=start.dtype)
         return jax.lax.scan(step, carry, (k, dynamics.draws(k, state.x)))[0]
 
     state, records = jax.lax.fori_loop(0, num_blocks, block, (state, records))
-    return state, jax.tree.map(lambda store: jnp.moveaxis(store[:max_kept], 0, 1), records)
+    return state, layout.unpack(records[:max_kept])
 
 
 def _arguments(schedule: Schedule, start: int, stop: int) -> dict[str, Int[Array, ""]]:

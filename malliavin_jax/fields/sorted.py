@@ -10,7 +10,6 @@ and left of α. When α passes a sample, R and L change by that sample's coeffic
 episode's partial sums.
 """
 
-import itertools
 from typing import NamedTuple
 
 import equinox as eqx
@@ -25,40 +24,49 @@ from .._base.types import Scalar, Vector
 from ..estimate.localizers import refuse_derivative
 from ..estimate.sums import Bank, Sums, by_episode
 
+_STEPS = 4  # a search takes a multiple of so many
+
 
 class Places(eqx.Module):
     """How many samples are left of α: equal buckets count all but those in α's own bucket, bisection counts these.
 
     With as many buckets as samples a few steps are enough, while a bisection of all samples would read memory outside
-    the cache at most of its steps; and however the samples lie there are never more than log₂ N steps.
+    the cache at most of its steps; and however the samples lie there are never more than log₂ N steps. Their number is
+    known when tracing, in few sizes so that other samples do not compile anew: they are written out and become part of
+    one loop over the queries, and no accelerator has to ask its host whether to go on.
     """
 
     x: Float[Array, " points"]
     first: Int[Array, " edges"]  # sample of each bucket, and at the end the number of all
     low: Scalar
     scale: Scalar  # buckets per unit of x
-    steps: Int[Array, ""]
+    steps: int = eqx.field(static=True)
 
     def __call__(self, alpha: Scalar) -> Int[Array, ""]:
         """The number of samples x ≤ α."""
         bucket = _bucket(alpha, self.low, self.scale, self.x.shape[0])
-
-        def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = bounds
+        low, high = self.first[bucket], self.first[bucket + 1]
+        for _ in range(self.steps):
             middle = (low + high) // 2
             is_left = (low < high) & (self.x[middle] <= alpha)
-            return jnp.where(is_left, middle + 1, low), jnp.where(is_left, high, middle)
-
-        return lax.fori_loop(0, self.steps, halve, (self.first[bucket], self.first[bucket + 1]))[0]
+            low, high = jnp.where(is_left, middle + 1, low), jnp.where(is_left, high, middle)
+        return low
 
 
 def make_places(x: Float[Array, " points"]) -> Places:
     """The search among sorted x."""
+    first, low, scale, most = _buckets(x)
+    digits = (int(most) if is_concrete(most) else len(x)).bit_length()  # of the largest count: steps that it takes
+    return Places(x, first, low, scale, -(-digits // _STEPS) * _STEPS)
+
+
+@eqx.filter_jit
+def _buckets(x: Float[Array, " points"]) -> tuple[Array, Scalar, Scalar, Array]:
+    """The first sample of each bucket, where buckets begin, how many there are to a unit, and the most in one."""
     width = x[-1] - x[0]
     scale = jnp.where(width > 0, len(x) / jnp.where(width > 0, width, 1), 0)
     counts = jnp.zeros(len(x) + 1, jnp.int32).at[1 + _bucket(x, x[0], scale, len(x))].add(1)
-    steps = 32 - lax.clz(jnp.max(counts))  # as many as the largest count has binary digits
-    return Places(x, jnp.cumsum(counts, dtype=jnp.int32), x[0], scale, steps)
+    return jnp.cumsum(counts, dtype=jnp.int32), x[0], scale, jnp.max(counts)
 
 
 def _bucket(x: Array, low: Scalar, scale: Scalar, buckets: int) -> Array:
@@ -81,35 +89,43 @@ class Row(NamedTuple):
 
 
 # Row j of the table is for α between samples j − 1 and j. It is filled up to 16 columns: in float32 one line of cache,
-# and a query touches no other.
+# and a query touches no other. The rows follow each other in one flat array, which a TPU does not fill up to 128.
 _WIDTHS, _COLUMNS = (5, 5, 3, 1, 1), 16
 
 
-def _pack(rows: Row) -> Float[Array, "rows 16"]:
+def _pack(rows: Row) -> Float[Array, " entries"]:
     """The rows as one table."""
     filling = jnp.zeros((len(rows.x_left), _COLUMNS - sum(_WIDTHS)), rows.x_left.dtype)
-    return jnp.concatenate([*rows, filling], 1)
-
-
-def _unpack(columns: Float[Array, " 16"]) -> Row:
-    """One row of the table by name."""
-    *parts, _ = jnp.split(columns, list(itertools.accumulate(_WIDTHS)))
-    return Row(*parts)
+    return jnp.concatenate([*rows, filling], 1).reshape(-1)
 
 
 class SortedBank(eqx.Module):
     """Sorted positions with their running sums; `sums(alpha)` is `localized_sums(bank, alpha, Laplace(length))`."""
 
     places: Places
-    table: Float[Array, "rows 16"]
+    table: Float[Array, " entries"]
     length: Scalar
 
     def sums(self, alpha: Vector) -> Sums:
-        alpha = refuse_derivative(alpha)
-        row = _unpack(self.table[self.places(alpha[0])])
-        to_left, to_right = (jnp.maximum(y[0], 0) / self.length for y in (alpha - row.x_left, row.x_right - alpha))
-        n, w, nn, nw, ww = row.right * _decay(to_right) + row.left * _decay(to_left) + jnp.pad(row.mixed, (2, 0))
+        x = refuse_derivative(alpha)[0]
+        begin = _COLUMNS * self.places(x)
+        entries = iter(lax.platform_dependent(self.table, begin, cpu=_at_once, default=_one_by_one))
+        right, left, mixed, (x_left,), (x_right,) = ([next(entries) for _ in range(width)] for width in _WIDTHS)
+        near_left, near_right = (jnp.exp(-jnp.maximum(y, 0) / self.length) for y in (x - x_left, x_right - x))
+        n, w = (right[i] * near_right + left[i] * near_left for i in (0, 1))
+        nn, nw, ww = (right[i] * near_right**2 + left[i] * near_left**2 + mixed[i - 2] for i in (2, 3, 4))
         return Sums(n[None], w, nn[None], nw[None], ww)
+
+
+def _at_once(table: Float[Array, " entries"], begin: Int[Array, ""]) -> list[Scalar]:
+    """The row that begins there, for a processor: a line of cache, read once. What finds it is computed once, too."""
+    row = lax.dynamic_slice(table, (lax.optimization_barrier(begin),), (_COLUMNS,))
+    return [row[i] for i in range(sum(_WIDTHS))]
+
+
+def _one_by_one(table: Float[Array, " entries"], begin: Int[Array, ""]) -> list[Scalar]:
+    """The same for an accelerator: one number of each query after another, all of it in one kernel."""
+    return [table.at[begin + i].get(mode="promise_in_bounds") for i in range(sum(_WIDTHS))]
 
 
 def _decay(distance: Array) -> Array:
@@ -125,12 +141,16 @@ def sort_bank(bank: Bank, length: float | Scalar) -> SortedBank:
     flat = x.reshape(-1)
     # NumPy sorts far faster than XLA on a CPU.
     order = jnp.asarray(np.argsort(np.asarray(flat))) if is_concrete(flat) else jnp.argsort(flat)
-    return _accumulate(bank, x, order, jnp.asarray(length, x.dtype))
+    h = jnp.asarray(length, x.dtype)
+    flat, table = _accumulate(bank, x, order, h)
+    return SortedBank(make_places(flat), table, h)
 
 
 @eqx.filter_jit
-def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array, " points"], h: Scalar) -> SortedBank:
-    """The sorted bank of length h, given the positions (episodes, times) and the `order` that sorts them."""
+def _accumulate(
+    bank: Bank, x: Float[Array, "episodes times"], order: Int[Array, " points"], h: Scalar
+) -> tuple[Float[Array, " points"], Float[Array, " entries"]]:
+    """The sorted positions and the table of length h, given the positions and the `order` that sorts them."""
     given = bank.weight[:, 0], bank.values[:, 0], bank.jacobians[:, 0, 0], bank.observed.astype(x.dtype)
     S, value, slope, seen = map(by_episode, given)
     # (n, w) of a sample per unit of e^{−|x−α|/h}: G = ±½ e^{−|y|/h} right and left of α.
@@ -156,7 +176,7 @@ def _accumulate(bank: Bank, x: Float[Array, "episodes times"], order: Int[Array,
         x_left=jnp.concatenate([flat[:1], flat])[:, None],
         x_right=jnp.concatenate([flat, flat[-1:]])[:, None],
     )
-    return SortedBank(make_places(flat), _pack(rows), h)
+    return flat, _pack(rows)
 
 
 def _running_sum(terms: Float[Array, "points 5"], gaps: Float[Array, " points"]) -> Float[Array, "points 5"]:

@@ -292,9 +292,9 @@ def test_places_among_the_samples(kind, dtype):
     alphas = np.concatenate([x, np.nextafter(x, -np.inf), np.nextafter(x, np.inf), beyond]).astype(dtype)
     places = make_places(jnp.asarray(x))
     np.testing.assert_array_equal(jax.jit(jax.vmap(places))(jnp.asarray(alphas)), np.searchsorted(x, alphas, "right"))
-    assert int(places.steps) <= np.log2(len(x)) + 1
+    assert places.steps <= np.log2(len(x)) + 4  # known when tracing, and a multiple of four
     if kind == "normal":
-        assert int(places.steps) <= 4
+        assert places.steps == 4
 
 
 # ---------------------------------------------------------------- tables
