@@ -11,7 +11,8 @@ for each case
 - the fraction of the pure-RNG rate: the time to draw the same normals by the same generator, and only add them up,
   over the time of the case;
 - the time that the device's own compiled program would take if it did nothing but move its bytes at that bandwidth (its
-  roofline), and the measured time beside it (less, where a cache holds what is moved). `benchmarks/accelerators.py` tells the same of devices that are not here.
+  roofline), and the measured time beside it (less, where a cache holds what is moved).
+  `benchmarks/accelerators.py` tells the same of devices that are not here.
 
 Send us the file that it names at the end: we have no accelerator, and every such file is news.
 """

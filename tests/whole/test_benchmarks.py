@@ -26,7 +26,7 @@ def test_the_page(tmp_path):
     assert spec.loader is not None
     report = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(report)
-    assert "Not run yet: accuracy, adaptive, chain" in report.page(tmp_path)
+    assert "Not run yet: accelerators, accuracy, adaptive, chain" in report.page(tmp_path)
     row = dict(dim=1, episodes=10, fraction_of_bandwidth=0.125, fraction_of_rng_rate=0.5)
     files = {
         "gpu-tpu-v9": {"machine": {"device": "tpu v9"}, "rows": [row, row]},
