@@ -2,9 +2,9 @@
 
 Run `python benchmarks/accelerators.py` where `malliavin-jax[tpu]` or `[cuda12]` is installed (no chip is needed;
 `--fast` for tiny sizes). It compiles every main program ahead of time for one TPU v5e, for four of them, and for an
-H100, and writes to results/accelerators.json what the compiler and the optimised program say: whether it compiles, in
-what time; its memory against the chip's; the kernels it launches (on a TPU: instructions), in all and at each turn of
-its inner loop; the bytes and operations of all turns; and a roofline made of them. **Nothing here is measured:** the
+H100, and writes to results/accelerators.json what the compiler and the optimised program say: whether it compiles, and
+how long making its data and compiling took; its memory against the chip's; the kernels it launches (on a TPU:
+instructions), in all and at each turn of its inner loop; the bytes and operations of all turns; and a roofline made of them. **Nothing here is measured:** the
 roofline is what the numbers of the data sheet would allow, `benchmarks/gpu.py` is what a device really does.
 A platform whose compiler is missing is skipped, and what was found for it before is kept.
 """
@@ -54,7 +54,7 @@ def examine(name, make, device, chips):
     row = {
         "program": name,
         "compiles": True,
-        "compile_s": round(seconds, 2),
+        "make_and_compile_s": round(seconds, 2),
         "temporary_bytes": memory.temp_size_in_bytes,
         "share_of_memory": held / device.memory,
         "kernels": int(work.kernels),
