@@ -4,8 +4,9 @@ Run `python benchmarks/accelerators.py` where `malliavin-jax[tpu]` or `[cuda12]`
 `--fast` for tiny sizes). It compiles every main program ahead of time for one TPU v5e, for four of them, and for an
 H100, and writes to results/accelerators.json what the compiler and the optimised program say: whether it compiles, and
 how long making its data and compiling took; its memory against the chip's; the kernels it launches (on a TPU:
-instructions), in all and at each turn of its inner loop; the bytes and operations of all turns; and a roofline made of them. **Nothing here is measured:** the
-roofline is what the numbers of the data sheet would allow, `benchmarks/gpu.py` is what a device really does.
+instructions), in all and at each turn of its inner loop; the bytes and operations of all turns; and a roofline made of
+them. **Nothing here is measured:** the roofline is what the numbers of the data sheet would allow, `benchmarks/gpu.py`
+is what a device really does.
 A platform whose compiler is missing is skipped, and what was found for it before is kept.
 """
 
