@@ -1,7 +1,7 @@
 """What the pages need beside Markdown: subscripts left alone, formulas as MathML, notebooks as pages.
 
-Underscores are subscripts here: X_k, Σ_{p,a} and their like in docstrings are not emphasis. Asterisks are. Formulas become
-MathML when the site is built, so that they show without a network and without scripts.
+Underscores are subscripts here: X_k, Σ_{p,a} and their like in docstrings are not emphasis. Asterisks are. Formulas
+become MathML when the site is built, so that they show without a network and without scripts.
 """
 
 import html

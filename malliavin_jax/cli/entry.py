@@ -15,7 +15,7 @@ from .. import __version__
 
 _DATA = """DATA is a .npz file or a folder of .npy files with the arrays
   x           (episodes, points, d)      row k: the position after k steps
-  gradient    (episodes, points, d)      row k: the gradient used there
+  gradient    (episodes, points, d)      row k: the gradient used there; may be absent
   hessian     (episodes, points, d, d)   or (episodes, points, d), its diagonal
   step_size, inverse_temperature         numbers, or one for each episode
   last_steps  (episodes,)                steps that each episode made, if they differ
@@ -36,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         print("\nmalliavin-jax: interrupted; files that were written are whole", file=sys.stderr)
+        if argv is None:  # a process of our own: the compiler's threads, left in the middle, may crash on the way out
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)
         return 130
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,7 +3,7 @@
 The first two hold arrays of these names, as in `Recording`; nothing else, and nothing is ever unpickled:
 
     x                     (episodes, points, d)
-    gradient              (episodes, points, d)
+    gradient              (episodes, points, d); may be absent: positions alone
     hessian               (episodes, points, d, d), or (episodes, points, d) for its diagonal; may be absent
     step_size             (), (episodes,), (points,) or (episodes, points); may be absent
     inverse_temperature   () or (episodes,); may be absent

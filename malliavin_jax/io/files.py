@@ -98,9 +98,9 @@ def _arrays_at(path: Path, max_bytes: int) -> dict[str, Any]:
     unknown = sorted(set(arrays) - set(ARRAYS))
     if unknown:
         raise ValueError(f"{path} holds unknown arrays {', '.join(unknown)}; the names are {', '.join(ARRAYS)}")
-    for name in ("x", "gradient"):
-        if name not in arrays:
-            raise ValueError(f"{path} must hold {name}; it holds {', '.join(sorted(arrays)) or 'no array'}")
+    if "x" not in arrays:
+        raise ValueError(f"{path} must hold x; it holds {', '.join(sorted(arrays)) or 'no array'}")
+    arrays.setdefault("gradient", None)  # positions alone are a recording too
     if "block_size" in arrays:
         number = np.asarray(arrays["block_size"])
         if number.shape != () or number.dtype.kind not in "iu":

@@ -13,7 +13,7 @@ import pytest
 from logs import quartic_log
 from matplotlib.figure import Figure
 
-from malliavin_jax.cli import commands, main, pictures
+from malliavin_jax.cli import commands, entry, main, pictures
 from malliavin_jax.cli.output import Place
 from malliavin_jax.estimate.ratio import Estimate
 
@@ -143,3 +143,21 @@ def test_a_fine_grid_in_the_plane_is_an_image():
     assert 400 < arrows.N <= 900
     few = alphas[:3]
     assert len(axes_of(pictures._plane, few, some_estimates(few)).texts) == 3
+
+
+def test_an_interrupted_process_leaves_at_once(monkeypatch, capsys):
+    """Threads of the compiler may crash while Python tears itself down, and the exit code with them."""
+
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(entry, "_run", interrupted)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sys, "argv", ["malliavin-jax", "check", "run.npz"])
+    with pytest.raises(SystemExit, match="130"):
+        entry.main()
+    assert entry.main(["check", "run.npz"]) == 130  # called by a program, it only returns
+    assert capsys.readouterr().err.count("interrupted") == 2

@@ -301,3 +301,13 @@ def test_samples_of_a_file_are_those_of_the_arrays(tmp_path):
     expected = mj.samples_from_paths(**given, step_size=0.02, inverse_temperature=2.0, times=[0.04])
     for name in ("x", "gradient", "hessian", "weight"):
         assert jnp.array_equal(getattr(loaded, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_positions_alone_are_a_recording(folder, tmp_path):
+    x = np.random.default_rng(0).normal(size=(6, 5, 2))
+    path = tmp_path / ("run" if folder else "run.npz")
+    mj.io.save(path, mj.Recording(x, step_size=0.01, inverse_temperature=1.0))
+    again = mj.io.load(path)
+    assert not again.has_gradient
+    np.testing.assert_array_equal(again.part()["x"], x)
