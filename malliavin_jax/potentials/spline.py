@@ -16,14 +16,13 @@ from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
 from ..fitting.errors import LinearFit, spline_rows
 from ..fitting.spline_equations import Equations, added, equations
-from ..fitting.spline_fit import Solution, Tuning, refit, solve
+from ..fitting.spline_fit import FAMILIES, Family, Solution, Tuning, refit, solve_families
 from ..fitting.spline_sums import SplineSums, add_points, no_sums
 from .base import AbstractPotential
 
 _MESHES = {1: (24, 96, 192, 384), 2: (12, 28, 40), 3: (5, 8, 12)}  # from coarse, where the smoothing is soon found
 _ROWS_PER_COEFFICIENT = 4
-_ORDERS = (3, 5)  # of differences: for losses that are rough somewhere, and for those smooth throughout
-_LARGE = 2000  # coefficients: from so many on only the order that was better on coarser meshes is tried
+_LARGE = 2000  # coefficients: from so many on only the prior that was best on coarser meshes is tried
 _MISFIT_POINTS = 2000
 _GAIN = 2.0  # of −2 log likelihood that a finer mesh must bring
 
@@ -83,8 +82,9 @@ class Spline(AbstractPotential):
         """The smooth spline whose gradients and Hessians are nearest to the observed ones.
 
         Penalised least squares on the box of the points; how smooth the spline is, in differences of third or of fifth
-        order, and how much a Hessian counts against a gradient, are chosen by restricted likelihood (see
-        `fitting/spline_fit.py`). The points are passed over once for each mesh, in chunks; nothing is random.
+        order or as a Gaussian process, and how much a Hessian counts against a gradient, are chosen by restricted
+        likelihood (see `fitting/spline_fit.py`). The points are passed over once for each mesh, in chunks; nothing is
+        random.
 
         Args:
             x: positions, (n, d), d at most 3.
@@ -207,17 +207,20 @@ def fit_parts(
     rows = sum(int(jnp.count_nonzero(part[3])) for part in parts) * (d + entries)
     best: SplineFits | None = None
     coarser: SplineFits | None = None
-    tunings: dict[int, Tuning] = {}
+    tunings: dict[Family, Tuning] = {}
+    families: tuple[Family, ...] = FAMILIES
     for mesh in _meshes(d, intervals):
         coefficients = math.prod(n + DEGREE for n in mesh)
         if best is not None and coefficients * _ROWS_PER_COEFFICIENT > rows:
             break  # a finer mesh would have hardly more data than coefficients
         parts_of_mesh = [equations(add_part(mesh)) for add_part in add]
         whole = functools.reduce(added, parts_of_mesh)
-        orders = _ORDERS if best is None or coefficients < _LARGE else (best.whole.tuning.order,)
-        solutions = [solve(mesh, whole, tunings.get(order), order=order) for order in orders]
-        tunings = {solution.tuning.order: solution.tuning for solution in solutions}
-        found = min(solutions, key=lambda solution: solution.criterion)
+        solutions = solve_families(
+            mesh, whole, tunings, families[:1] if tunings and coefficients >= _LARGE else families
+        )
+        families = tuple(sorted(solutions, key=lambda family: solutions[family].criterion))
+        tunings = {family: solution.tuning for family, solution in solutions.items()}
+        found = solutions[families[0]]
         last = math.inf if best is None else best.whole.criterion
         if best is None or found.criterion < last:
             coarser, best = best, SplineFits(found, parts_of_mesh, low - margin, high + margin, mesh, diagonal)

@@ -1,0 +1,220 @@
+"""Priors of a spline's coefficients, coordinates in which they are diagonal, and the smoothing of most likelihood.
+
+Along an axis the coefficients are written as a polynomial of degree below `order`, which differences of that order do
+not see, and the right singular vectors of the differences, from smooth to rough; in several dimensions as products of
+these. There θᵀPθ = Σ_m Λ_m θ_m², and a smoothing that is enormous for the rough modes does not drown in its rounding
+what the data say of the smooth ones: a Cholesky factorisation does not feel the scale of its rows. The first mode is
+the constant, which no derivative sees; it is left out.
+
+A singular value σ of differences of order k belongs to a wave of frequency ω = σ^(1/k), which gives a second family of
+priors in the same coordinates. The prior of squared differences is Λ = Σ_axes ω_i^{2k}: it is right for a loss that is
+rough somewhere, and lets through a little of every frequency. A Gaussian process whose covariance is exp(−r²/2ℓ²) has
+the spectrum of Λ = exp(ℓ²|ω|²/2): nothing is much shorter than ℓ, which is right for a loss that is analytic.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numpy.polynomial import legendre
+from scipy.linalg import LinAlgError, cho_solve, cholesky
+
+from .bsplines import DEGREE
+from .spline_equations import ORDER, scaled_differences
+
+_RIDGE = 1e-14  # of the diagonal, for cells without data
+_MORE = 1e3  # by how much the ridge grows where that is not enough
+_TOLERANCE = 0.2  # of log λ: the fit does not feel it
+_MOVES = 20  # of the search for λ, at most
+_COARSE = 3.0  # step of that search in log λ where nothing is known
+_MOST = 230.0  # log of a roughness: such a mode is 0 for any data, and nothing overflows
+_WIDEST = 90.0  # range of log λ that is looked at under a Gaussian prior
+
+
+class Prior(NamedTuple):
+    """Squared differences of an order, or, with a length (the box is four wide), a Gaussian process in their modes."""
+
+    order: int = ORDER
+    length: float | None = None
+
+
+class Modes(NamedTuple):
+    """Orthogonal matrices along each axis, modes in columns; frequencies and roughness of their products.
+
+    The constant is left out."""
+
+    axes: tuple[Float[np.ndarray, "basis modes"], ...]
+    frequency: Float[np.ndarray, " modes"]  # |ω|²
+    roughness: Float[np.ndarray, " modes"]  # Λ
+
+    def of(self, rows: Float[np.ndarray, "p *n"]) -> Float[np.ndarray, "modes *n"]:
+        """Coefficients, or functionals of them, in the coordinates of the modes."""
+        return self._turn(rows, 0)[1:]
+
+    def back(self, rows: Float[np.ndarray, "modes *n"]) -> Float[np.ndarray, "p *n"]:
+        """And from modes to coefficients."""
+        return self._turn(np.concatenate([np.zeros_like(rows[:1]), rows]), 1)
+
+    def of_matrix(self, matrix: Float[np.ndarray, "p p"]) -> Float[np.ndarray, "modes modes"]:
+        """A quadratic form."""
+        return self.of(self.of(matrix).T)
+
+    def _turn(self, rows: np.ndarray, side: int) -> np.ndarray:
+        block = rows.reshape(*(len(axis) for axis in self.axes), -1)
+        for axis in self.axes:
+            # The axis contracted is always the first; it ends up last but for the columns, which go behind at the end.
+            block = np.tensordot(block, axis, ((0,), (side,)))
+        return np.moveaxis(block, 0, -1).reshape(rows.shape)
+
+    @property
+    def seen(self) -> np.ndarray:
+        """Which modes are rough at all."""
+        return self.roughness > 0
+
+    @property
+    def log_prior_volume(self) -> float:
+        """log of the product of the roughnesses that are not zero: the normalisation of the prior."""
+        return math.fsum(np.log(self.roughness[self.seen]))
+
+
+@functools.lru_cache(maxsize=32)
+def modes_of(shape: tuple[int, ...], prior: Prior) -> Modes:
+    """The modes of a mesh, with their roughness under a prior."""
+    if prior.length is not None:
+        base = modes_of(shape, Prior(prior.order))
+        volume = math.prod(4 / n for n in shape)
+        rough = volume * np.exp(np.minimum(prior.length**2 * base.frequency / 2, _MOST))
+        return base._replace(roughness=np.where(base.seen, rough, 0.0))
+    axes, frequency, roughness = [], np.zeros(1), np.zeros(1)
+    volume = math.prod(4 / n for n in shape)
+    for number, n in enumerate(shape):
+        polynomials = legendre.legvander(np.linspace(-1, 1, n + DEGREE), prior.order - 1)
+        smooth, rest = np.split(np.linalg.qr(polynomials, "complete")[0], [prior.order], axis=1)
+        _, singular, vectors = np.linalg.svd(scaled_differences(shape, number, prior.order) @ rest)
+        axes.append(np.concatenate([smooth, rest @ vectors[::-1].T], 1))
+        squares = np.concatenate([np.zeros(prior.order), singular[::-1] ** 2])
+        roughness = (roughness[:, None] + squares[None, :]).ravel()
+        frequency = (frequency[:, None] + (squares / volume)[None, :] ** (1 / prior.order)).ravel()
+    return Modes(tuple(axes), frequency[1:], roughness[1:])
+
+
+class Problem(NamedTuple):
+    """Minimise yᵀy − 2θᵀb + θᵀAθ + λ Σ_m Λ_m θ_m² over θ, and the restricted likelihood over λ."""
+
+    gram: Float[np.ndarray, "modes modes"]
+    right: Float[np.ndarray, " modes"]
+    squares: float
+    roughness: Float[np.ndarray, " modes"]  # Λ
+    log_prior: float  # log of the prior's normalisation, without λ
+
+
+class Attempt(NamedTuple):
+    """−2 log restricted likelihood at one smoothing, θ there, and the Cholesky factor of A + λP, its rows scaled."""
+
+    criterion: float
+    log_smoothing: float
+    theta: Float[np.ndarray, " modes"]
+    factor: Float[np.ndarray, "modes modes"]
+    scale: Float[np.ndarray, " modes"]
+
+    def solve(self, right: Float[np.ndarray, "modes *n"]) -> Float[np.ndarray, "modes *n"]:
+        scale = self.scale.reshape(-1, *(1,) * (right.ndim - 1))
+        return cho_solve((self.factor, True), right / scale, check_finite=False) / scale
+
+
+def log_det(matrix: Float[np.ndarray, "n n"]) -> float:
+    """Of a matrix that may be singular by rounding."""
+    scale = np.sqrt(np.maximum(np.diag(matrix), np.finfo(matrix.dtype).tiny))
+    eigenvalues = np.linalg.eigvalsh(matrix / scale[:, None] / scale[None, :])
+    return float(np.sum(np.log(np.maximum(eigenvalues, _RIDGE))) + 2 * np.sum(np.log(scale)))
+
+
+def attempt(problem: Problem, log_smoothing: float, ridge: float = _RIDGE) -> Attempt:
+    """The solution at one smoothing; its criterion is infinite where the matrix cannot be factorised."""
+    system = problem.gram.copy()
+    diagonal = np.einsum("ii->i", system)
+    diagonal += math.exp(log_smoothing) * problem.roughness
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1))
+    system /= scale[:, None]
+    system /= scale[None, :]
+    diagonal[...] = 1 + ridge
+    try:
+        factor = cholesky(system, lower=True, overwrite_a=True, check_finite=False)
+    except LinAlgError:  # cells without data, and too little smoothing to fill them
+        return Attempt(math.inf, log_smoothing, problem.right, problem.gram, scale)
+    found = Attempt(0.0, log_smoothing, problem.right, factor, scale)
+    theta = found.solve(problem.right)
+    logdet = 2 * float(np.sum(np.log(np.diag(factor)) + np.log(scale)))
+    rank = np.count_nonzero(problem.roughness)
+    left = float(problem.squares - theta @ problem.right)
+    return found._replace(criterion=left + logdet - rank * log_smoothing - problem.log_prior, theta=theta)
+
+
+def firm_attempt(problem: Problem, log_smoothing: float) -> Attempt:
+    """The attempt at a smoothing that must serve, with as much of a ridge as its factorisation takes."""
+    ridge = _RIDGE
+    found = attempt(problem, log_smoothing)
+    while not math.isfinite(found.criterion):
+        ridge *= _MORE
+        found = attempt(problem, log_smoothing, ridge)
+    return found
+
+
+def least(problem: Problem, start: float | None, step: float = 1.0) -> Attempt:
+    """The least criterion over log λ: a coarse grid the first time, then the vertex of a parabola through three."""
+    low, high = _range(problem)
+    if start is None:
+        step = _COARSE
+        places = np.arange(low, high, step).tolist()
+        start = min((attempt(problem, place) for place in places), key=_criterion).log_smoothing
+    known: dict[float, Attempt] = {}
+
+    def at(place: float) -> Attempt:
+        place = min(place, high)
+        if place not in known:
+            known[place] = attempt(problem, place)
+        return known[place]
+
+    for _ in range(_MOVES):
+        left, middle, right = at(start - step), at(start), at(start + step)
+        best = min((left, middle, right), key=_criterion)
+        if best is not middle and math.isfinite(best.criterion):
+            start = best.log_smoothing
+            continue
+        bend = left.criterion - 2 * middle.criterion + right.criterion
+        shift = (left.criterion - right.criterion) / (2 * bend) * step if 0 < bend < math.inf else 0.0
+        if step > 1 and shift != 0:
+            start, step = start + shift, 1.0
+            continue
+        return min((middle, at(start + shift)), key=_criterion) if abs(shift) > _TOLERANCE else middle
+    return min(known.values(), key=_criterion)
+
+
+def lower_start(problem: Problem, start: float, steps: tuple[float, ...], *, patient: bool) -> float:
+    """The best of some smoothings below one; where not `patient`, only as far as it gets better."""
+    best = attempt(problem, start)
+    for step in steps:
+        lower = attempt(problem, start + step)
+        if lower.criterion < best.criterion:
+            best = lower
+        elif not patient:
+            break
+    return best.log_smoothing
+
+
+def _range(problem: Problem) -> tuple[float, float]:
+    """log λ from where the prior says nothing of any mode to where it says all of each."""
+    rough = problem.roughness > 0
+    data = np.diag(problem.gram)[rough]
+    told = data > 0
+    if not told.any():
+        return 0.0, 3.0
+    ratios = np.log(data[told] / problem.roughness[rough][told])
+    high = float(ratios.max()) + 15.0
+    return max(float(ratios.min()) - 6.0, high - _WIDEST), high
+
+
+def _criterion(attempt: Attempt) -> float:
+    return attempt.criterion
