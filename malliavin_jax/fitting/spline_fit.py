@@ -36,9 +36,11 @@ _SETTLED_SMOOTHING, _SETTLED = 0.2, 0.02  # of log λ, and of the logarithms of 
 _LESS = (-4.0, -8.0, -12.0, -18.0, -24.0, -30.0, -36.0)  # steps of log λ from a coarser mesh's
 _PATIENCE = 2500  # coefficients, from which on an attempt takes a second
 _FLOOR = 1e-3  # least variance of Hessians in units of that of gradients: what is left of exact ones is misfit
-_FIRST_LENGTH, _LONGEST = 0.7, 2.8  # of a Gaussian prior; the box is four wide
+_LENGTHS = (1.4, 0.7, 0.35, 0.175, 0.09)  # of a Gaussian prior, from which the search begins; the box is four wide
+_LONGEST = 2.8
 _FACTOR = math.sqrt(2)  # from one length that is tried to the next
-_FEW = 2000  # coefficients: with more, a length is taken from the coarser mesh
+_QUICK = 400  # coefficients: with more, the search begins at the coarser mesh's length alone
+_FEW = 2000  # with more, that length stays
 
 Family = Literal["third differences", "fifth differences", "Gaussian"]
 FAMILIES: tuple[Family, ...] = ("third differences", "fifth differences", "Gaussian")
@@ -136,40 +138,54 @@ def refit(shape: tuple[int, ...], parts: Equations, tuning: Tuning) -> Solution:
 def _best_length(shape: tuple[int, ...], parts: Equations, known: Tuning, start: Tuning | None) -> Tuning:
     """The Gaussian prior of most likelihood at given variances: from one length to its neighbours, as it gets better.
 
-    A length stays where a factorisation takes long, and between half a cell and most of the box."""
+    Lengths are between half a cell and most of the box."""
     forms = _Forms.of(modes_of(shape, Prior()), parts)
     shortest = 2 / max(shape)
+    tried: list[_Trial] = []
 
-    def try_length(length: float, place: float | None) -> tuple[Attempt, Problem, Modes, Prior]:
-        prior = Prior(length=length)
-        modes = modes_of(shape, prior)
+    def attempt_at(length: float, place: float | None) -> _Trial:
+        modes = modes_of(shape, Prior(length=length))
         problem = _problem(modes, forms, parts, known.gradient_variance, known.hessian_variance)
-        return least(problem, place, 3.0), problem, modes, prior
+        tried.append(_Trial(length, least(problem, place, 3.0), problem, modes))
+        return tried[-1]
 
-    first = start.prior.length if start is not None and start.prior.length is not None else _FIRST_LENGTH
-    best = try_length(first, None if start is None else start.log_smoothing)
-    tried = {first}
-    while len(best[0].theta) < _FEW:
-        length = best[3].length
-        assert length is not None
-        steps = [new for new in (length / _FACTOR, length * _FACTOR) if shortest <= new <= _LONGEST]
-        steps = [new for new in steps if all(abs(math.log(new / old)) > 0.1 for old in tried)]
-        if not steps:
-            break
-        tried.update(steps)
-        neighbours = [try_length(new, _shifted(best[0], best[1], best[2], length, new)) for new in steps]
-        nearest = min(neighbours, key=lambda one: one[0].criterion)
-        if nearest[0].criterion >= best[0].criterion:
+    size = math.prod(n + DEGREE for n in shape)
+    if start is not None and start.prior.length is not None:
+        attempt_at(start.prior.length, start.log_smoothing)
+    if start is None or size < _QUICK:
+        for length in _LENGTHS:
+            if length >= shortest:
+                attempt_at(length, None)
+    best = min(tried, key=_Trial.criterion)
+    while size < _FEW:
+        steps = [best.length / _FACTOR, best.length * _FACTOR]
+        new = [step for step in steps if shortest <= step <= _LONGEST and all(one.is_far(step) for one in tried)]
+        nearest = min([best, *(attempt_at(step, best.smoothing_at(step)) for step in new)], key=_Trial.criterion)
+        if nearest is best:
             break
         best = nearest
-    return Tuning(best[0].log_smoothing, known.gradient_variance, known.hessian_variance, best[3])
+    return Tuning(best.found.log_smoothing, known.gradient_variance, known.hessian_variance, Prior(length=best.length))
 
 
-def _shifted(found: Attempt, problem: Problem, modes: Modes, length: float, other: float) -> float:
-    """log λ that leaves the prior as it is at the lowest frequency where it outweighs the data."""
-    heavier = math.exp(found.log_smoothing) * problem.roughness > np.diag(problem.gram)
-    frequency = float(np.min(modes.frequency[heavier])) if heavier.any() else 0.0
-    return found.log_smoothing - (other**2 - length**2) * frequency / 2
+class _Trial(NamedTuple):
+    """What a Gaussian prior of one length finds."""
+
+    length: float
+    found: Attempt
+    problem: Problem
+    modes: Modes
+
+    def criterion(self) -> float:
+        return self.found.criterion
+
+    def is_far(self, length: float) -> bool:
+        return abs(math.log(length / self.length)) > 0.1
+
+    def smoothing_at(self, length: float) -> float:
+        """log λ that leaves the prior as it is at the lowest frequency where it outweighs the data."""
+        heavier = math.exp(self.found.log_smoothing) * self.problem.roughness > np.diag(self.problem.gram)
+        frequency = float(np.min(self.modes.frequency[heavier])) if heavier.any() else 0.0
+        return self.found.log_smoothing - (length**2 - self.length**2) * frequency / 2
 
 
 class _Forms(NamedTuple):
@@ -212,7 +228,7 @@ def _variances(parts: Equations, theta: np.ndarray) -> tuple[float, float]:
 def _is_settled(before: Tuning, after: Tuning) -> bool:
     pairs = zip(before[1:3], after[1:3], strict=True)
     moved = abs(after.log_smoothing - before.log_smoothing)
-    return moved < _SETTLED_SMOOTHING and all(abs(math.log(new / old)) < _SETTLED for old, new in pairs)
+    return bool(moved < _SETTLED_SMOOTHING) and all(abs(math.log(new / old)) < _SETTLED for old, new in pairs)
 
 
 def _solution(shape: tuple[int, ...], modes: Modes, parts: Equations, tuning: Tuning, best: Attempt) -> Solution:

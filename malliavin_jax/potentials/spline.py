@@ -24,6 +24,7 @@ _MESHES = {1: (24, 96, 192, 384), 2: (12, 28, 40), 3: (5, 8, 12)}  # from coarse
 _ROWS_PER_COEFFICIENT = 4
 _LARGE = 2000  # coefficients: from so many on only the prior that was best on coarser meshes is tried
 _MISFIT_POINTS = 2000
+_RESOLVED = 3.0  # cells in a length of the prior
 _GAIN = 2.0  # of −2 log likelihood that a finer mesh must bring
 
 
@@ -83,8 +84,7 @@ class Spline(AbstractPotential):
 
         Penalised least squares on the box of the points; how smooth the spline is, in differences of third or of fifth
         order or as a Gaussian process, and how much a Hessian counts against a gradient, are chosen by restricted
-        likelihood (see `fitting/spline_fit.py`). The points are passed over once for each mesh, in chunks; nothing is
-        random.
+        likelihood (`fitting/spline_fit.py`). The points are passed over once for each mesh, in chunks.
 
         Args:
             x: positions, (n, d), d at most 3.
@@ -101,7 +101,9 @@ class Spline(AbstractPotential):
             ValueError: if the shapes do not fit together, if the arrays have no values (inside `jit`), if a point that
                 counts is not finite, or if fewer points than 2 differ.
         """
-        return fit_spline(x, gradient, hessian, weights=weights, intervals=intervals)
+        data = _checked(x, gradient, hessian, weights)
+        low, high = box_of(data.x, data.weights)
+        return fit_parts([data], low, high, intervals=intervals).potential(data.x.dtype)
 
     @property
     def intervals(self) -> tuple[int, ...]:
@@ -139,13 +141,6 @@ class Spline(AbstractPotential):
         return block
 
 
-def fit_spline(x: Any, gradient: Any, hessian: Any, *, weights: Any, intervals: Any) -> Spline:
-    """`Spline.fit`, whose docstring explains it."""
-    data = _checked(x, gradient, hessian, weights)
-    low, high = box_of(data.x, data.weights)
-    return fit_parts([data], low, high, intervals=intervals).potential(data.x.dtype)
-
-
 class Data(NamedTuple):
     """Points with what was observed there; those of weight 0 do not count, and may hold NaN."""
 
@@ -165,6 +160,12 @@ class SplineFits(NamedTuple):
     mesh: tuple[int, ...]
     diagonal: bool = False  # whether only the diagonals of Hessians were fitted to
     misfit: Float[np.ndarray, " d"] | float = 0.0  # what a finer mesh would still mend of the gradient, mean squared
+
+    @property
+    def cells_per_length(self) -> float:
+        """How well the mesh resolves the length of a Gaussian prior; differences have none."""
+        length = self.whole.tuning.prior.length
+        return math.inf if length is None else length * min(self.mesh) / 4
 
     def linear(self) -> LinearFit:
         """The fit to all parts as its errors see it."""
@@ -201,8 +202,8 @@ def fit_parts(
     With `diagonal` only the diagonals of the Hessians count.
     """
     d = len(low)
-    margin = 1e-3 * (high - low)
-    add = [functools.partial(_sums_of, Data(*part), low - margin, high + margin, diagonal) for part in parts]
+    ends = low - 1e-3 * (high - low), high + 1e-3 * (high - low)
+    add = [functools.partial(_sums_of, Data(*part), *ends, diagonal) for part in parts]
     entries = 0 if parts[0][2] is None else d if diagonal else d * (d + 1) // 2
     rows = sum(int(jnp.count_nonzero(part[3])) for part in parts) * (d + entries)
     best: SplineFits | None = None
@@ -222,9 +223,11 @@ def fit_parts(
         tunings = {family: solution.tuning for family, solution in solutions.items()}
         found = solutions[families[0]]
         last = math.inf if best is None else best.whole.criterion
-        if best is None or found.criterion < last:
-            coarser, best = best, SplineFits(found, parts_of_mesh, low - margin, high + margin, mesh, diagonal)
-        if found.criterion > last - _GAIN:
+        # Under a Gaussian prior the likelihood says little of the mesh, which must resolve the prior's length.
+        blurred = best is not None and best.cells_per_length < _RESOLVED
+        if best is None or found.criterion < last or blurred:
+            coarser, best = best, SplineFits(found, parts_of_mesh, *ends, mesh, diagonal)
+        if found.criterion > last - _GAIN and best.cells_per_length >= _RESOLVED:
             coarser = None  # no finer mesh is worth a try
             break
     assert best is not None
