@@ -237,8 +237,7 @@ def fit_parts(
 def _misfit(fine: SplineFits, coarse: SplineFits, data: Data) -> Float[np.ndarray, " d"]:
     """The mean squared error that meshes finer than the budget would mend, from what the last refinement mended.
 
-    Errors of the gradient are taken to fall as the square of the cells' size: slower than those of a smooth loss, and
-    as fast as those of one whose third derivatives are rough.
+    Errors are taken to fall as the square of the cells' size: slower than those of a smooth loss.
     """
     x = np.asarray(data.x, np.float64)[np.asarray(data.weights) > 0]
     x = x[:: max(1, len(x) // _MISFIT_POINTS)]
