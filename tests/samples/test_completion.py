@@ -148,7 +148,7 @@ def test_a_field_of_a_recording_checks_it_first():
 
 @pytest.mark.usefixtures("no_type_checks")
 def test_paths_are_no_samples():
-    with pytest.raises(ValueError, match="samples must be Samples or a Recording, got ndarray"):
+    with pytest.raises(ValueError, match="samples must be Samples or a Recording, got an array of shape"):
         mj.MalliavinField(log(8, 5)[0])
 
 

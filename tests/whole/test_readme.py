@@ -53,7 +53,7 @@ def test_a_recorded_run(tmp_path, monkeypatch, capsys):
     got = names["field"](jnp.asarray([0.5]))
     assert abs(float(got.value[0]) - 0.625) < 4 * float(got.stderr[0])
     commands = re.findall(r"^    malliavin-jax (.*)$", README, re.M)
-    assert [words.split()[0] for words in commands] == ["check", "estimate", "recover"]
+    assert [words.split()[0] for words in commands] == ["check", "estimate", "recover", "watch"]
     assert main(commands[0].split()) == 0
 
 
