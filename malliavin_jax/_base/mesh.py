@@ -56,6 +56,32 @@ def array_module(*trees: Any) -> Any:
     return jnp if is_split(*trees) else np
 
 
+def on_host(*trees: Any) -> bool:
+    """Whether every leaf has its values in the memory of this process, where NumPy reads them without a copy.
+
+    What is small and asked for once is computed there: a compiler takes longer than all of it.
+    """
+    leaves = jax.tree.leaves(trees)
+    if any(isinstance(leaf, Tracer) for leaf in leaves) or is_split(leaves):
+        return False
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    return all(device.platform == "cpu" for array in arrays for device in array.devices())
+
+
+def to_device(array: Any, dtype: Any = None) -> Any:
+    """An array of NumPy's, or a number, as one of JAX's; what is JAX's already stays as it is.
+
+    `jnp.asarray` would compile a program for each shape it meets.
+    """
+    return array if isinstance(array, jax.Array) else jax.device_put(np.asarray(array, dtype))
+
+
+def count(array: Any) -> int:
+    """How many entries are not zero."""
+    xp = array_module(array)
+    return int(xp.count_nonzero(xp.asarray(array)))
+
+
 _libraries = functools.cache(ThreadpoolController)
 
 

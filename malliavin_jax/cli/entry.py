@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "reproduce" and arguments.seed < 0:
         parser.error(f"--seed must not be negative, got {arguments.seed}")
     try:
-        return _run(arguments)
+        return _run(arguments, own_process=argv is None)
     except KeyboardInterrupt:
         print("\nmalliavin-jax: interrupted; files that were written are whole", file=sys.stderr)
         if argv is None:  # a process of our own: the compiler's threads, left in the middle, may crash on the way out
@@ -55,9 +55,11 @@ def _failed(message: str) -> int:
     return 2
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from .output import Place, say, voice_of
+def _run(arguments: argparse.Namespace, *, own_process: bool) -> int:
+    from .output import Place, keep_programs, say, voice_of
 
+    if own_process and not arguments.no_cache:  # called from Python, the settings are those of the caller
+        keep_programs()
     if arguments.command == "reproduce":
         Place(arguments.out, overwrite=arguments.overwrite).check(["results.json", "table.txt"])
         from .reproduce import reproduce
@@ -73,18 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from . import commands
 
-    request = commands.Request(
-        step_size=arguments.step_size,
-        inverse_temperature=arguments.inverse_temperature,
-        times=arguments.times,
-        steps=arguments.steps,
-        chunk_size=arguments.chunk_size,
-        safe=arguments.safe,
-        drop_bad=arguments.drop_bad,
-        force=arguments.force,
-        piece_steps=arguments.piece_steps,
-        blocks=arguments.blocks,
-    )
+    request = commands.Request(**{name: getattr(arguments, name) for name in commands.Request._fields})
     default = None if arguments.command == "check" or arguments.json else Path("out")
     place = Place(default if arguments.out is None else arguments.out, overwrite=arguments.overwrite)
     voice = voice_of(arguments.json)
@@ -109,6 +100,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_recover(commands)
     _add_watch(commands)
     _add_reproduce(commands)
+    for command in commands.choices.values():
+        command.add_argument(
+            "--no-cache",
+            action="store_true",
+            help="keep no compiled programs (MALLIAVIN_JAX_CACHE: another folder, or off)",
+        )
     return parser
 
 

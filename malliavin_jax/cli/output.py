@@ -1,20 +1,26 @@
 """Where the command line writes, and the tables it writes: whole files or none, nothing overwritten unasked."""
 
 import csv
+import hashlib
 import io
+import itertools
 import json
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import jax
 import numpy as np
 
 from .._base.files import write_whole
 from ..estimate.ratio import Estimate
 from ..recovery.loss import Loss
+
+_CACHE_BYTES = 2**28  # of compiled programs that are kept
 
 
 class Voice(NamedTuple):
@@ -23,6 +29,46 @@ class Voice(NamedTuple):
     say: Callable[[str], None]
     note: Callable[[str], None]
     emit: Callable[[str], None] | None = None
+
+
+def keep_programs() -> Path | None:
+    """Keep compiled programs for the next run, which then starts in seconds; the folder where they are, if any.
+
+    The user's cache directory, or what MALLIAVIN_JAX_CACHE names; "off" is none. A cache of the user's own for JAX
+    (JAX_COMPILATION_CACHE_DIR) is left to serve, and a folder that cannot be written is no mistake.
+    """
+    named = os.environ.get("MALLIAVIN_JAX_CACHE", "")
+    theirs = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if theirs or named.lower() in ("0", "off", "no", "none"):
+        return None
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(named or Path(home) / "malliavin-jax") / _processor()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _drop_oldest(folder)
+    except OSError:
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
+    return folder
+
+
+def _processor() -> str:
+    """A name for what the programs run on: a home may be that of several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    able = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return hashlib.sha256(f"{platform.machine()} {platform.processor()} {able}".encode()).hexdigest()[:12]
+
+
+def _drop_oldest(folder: Path) -> None:
+    """Remove the programs written first, where all take more than _CACHE_BYTES."""
+    files = sorted(((path.stat().st_mtime, path.stat().st_size, path) for path in folder.iterdir()), reverse=True)
+    for total, (_, _, path) in zip(itertools.accumulate(size for _, size, _ in files), files, strict=True):
+        if total > _CACHE_BYTES:
+            path.unlink(missing_ok=True)
 
 
 def say(line: str) -> None:

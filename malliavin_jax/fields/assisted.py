@@ -7,6 +7,7 @@ what the table must resolve is only what the model leaves.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._base.mesh import to_device
 from .._base.types import Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate
 from ..potentials.base import AbstractPotential
@@ -34,7 +36,7 @@ class AssistedTable(eqx.Module):
     high: Vector
     interpolation_error: Vector  # root mean square error of the interpolated correction in the middle of cells
 
-    def __call__(self, alpha: Vector) -> Estimate:
+    def ask(self, alpha: Vector) -> Estimate:
         d, shape = alpha.shape[0], self.columns.shape[:-1]
         nearest = jnp.clip(alpha, self.low, self.high)
         cells = jnp.asarray(shape, alpha.dtype) - 1
@@ -56,10 +58,10 @@ class AssistedTable(eqx.Module):
         )
 
 
-def grid(low: Vector, high: Vector, nodes: int) -> Float[Array, "*nodes d"]:
+def grid(low: Float[np.ndarray, " d"], high: Float[np.ndarray, " d"], nodes: int) -> Float[np.ndarray, "*nodes d"]:
     """The nodes of a regular grid over a box."""
-    axes = [low[i] + (high[i] - low[i]) * jnp.linspace(0, 1, nodes, dtype=low.dtype) for i in range(len(low))]
-    return jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1)
+    axes = [low[i] + (high[i] - low[i]) * np.linspace(0, 1, nodes, dtype=low.dtype) for i in range(len(low))]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1)
 
 
 def make_table(
@@ -76,32 +78,40 @@ def make_table(
 
     `variance` is that of the model at many places; it is added to the squared standard errors of a correction.
     """
-    nodes = grid(low, high, NODES[len(low)])
-    flat = nodes.reshape(-1, len(low))
-    found = _evaluate(estimate, flat)
-    gradient, planes, stiffness = _around(model, tail, flat)
-    own = jnp.asarray(variance(np.asarray(flat, np.float64)), low.dtype)
-    error = jnp.zeros_like(low)
+    dtype, limits = low.dtype, jnp.finfo(low.dtype)
+    nodes = grid(np.asarray(low), np.asarray(high), NODES[len(low)])
+    flat = to_device(nodes.reshape(-1, len(low)))
+    found = jax.tree.map(np.asarray, _evaluate(estimate, flat))
+    gradient, planes, stiffness = map(np.asarray, _around(model, tail, flat))
+    own = variance(np.asarray(flat, np.float64)).astype(dtype)
+    error = np.zeros(len(low), dtype)
     if corrects:
         correction, squares = found.value - gradient, found.stderr**2 + own
-        correction = jnp.where(found.trusted[:, None], correction, 0)
+        correction = np.where(found.trusted[:, None], correction, 0)
         error = _interpolation_error(model, estimate, correction.reshape(nodes.shape), low, high)
         squares = squares + error[None] ** 2
     else:
-        correction, squares = jnp.zeros_like(gradient), own
+        correction, squares = np.zeros_like(gradient), own
     # Rounding is an error too: an exact fit of exact gradients is not known better than that.
-    rounding = 16 * jnp.finfo(low.dtype).eps * (jnp.abs(gradient) + jnp.sqrt(jnp.mean(gradient**2)))
-    stderr = jnp.sqrt(jnp.where(jnp.isfinite(squares), squares, jnp.finfo(low.dtype).max) + rounding**2)
+    rounding = 16 * limits.eps * (np.abs(gradient) + np.sqrt(np.mean(gradient**2)))
+    stderr = np.sqrt(np.where(np.isfinite(squares), squares, limits.max) + rounding**2)
     # What the ratio does not trust, for too few episodes too, the table must not trust either.
-    doubtful = jnp.maximum(found.density_stderr, 1.001 * found.density / TRUSTED_FROM)
-    scalars = (stiffness, found.density, jnp.where(found.trusted, found.density_stderr, doubtful))
-    columns = jnp.concatenate([correction, stderr, planes, *(scalar[:, None] for scalar in scalars)], 1)
-    return AssistedTable(model, columns.reshape(*nodes.shape[:-1], -1), low, high, error)
+    doubtful = np.maximum(found.density_stderr, 1.001 * found.density / TRUSTED_FROM)
+    scalars = (stiffness, found.density, np.where(found.trusted, found.density_stderr, doubtful))
+    columns = np.concatenate([correction, stderr, planes, *(scalar[:, None] for scalar in scalars)], 1)
+    columns = to_device(columns.reshape(*nodes.shape[:-1], -1), dtype)
+    return AssistedTable(model, columns, low, high, to_device(error, dtype))
+
+
+def _in_batches(function: Callable[[Vector], Any], points: Float[Array, "n d"]) -> Any:
+    """`lax.map` by some dozens, a divisor of their number where there is one: the rest would be a second program."""
+    divisors = [size for size in range(33, 97) if len(points) % size == 0]
+    return lax.map(function, points, batch_size=min(divisors, key=lambda size: abs(size - 64), default=64))
 
 
 @eqx.filter_jit
 def _evaluate(estimate: Callable[[Vector], Estimate], points: Float[Array, "n d"]) -> Estimate:
-    return lax.map(estimate, points, batch_size=64)
+    return _in_batches(estimate, points)
 
 
 @eqx.filter_jit
@@ -109,27 +119,42 @@ def _around(
     model: AbstractPotential, tail: Tail | TabulatedTail, points: Float[Array, "n d"]
 ) -> tuple[Array, Array, Array]:
     """At each node the model's gradient, the extrapolation, and its stiffness beyond the box."""
-    return lax.map(lambda point: (model.gradient(point), *tail.at(point)), points, batch_size=64)
+    return _in_batches(lambda point: (model.gradient(point), *tail.at(point)), points)
 
 
 def _interpolation_error(
     model: AbstractPotential,
     estimate: Callable[[Vector], Estimate],
-    correction: Float[Array, "*nodes d"],
+    correction: Float[np.ndarray, "*nodes d"],
     low: Vector,
     high: Vector,
-) -> Vector:
+) -> Float[np.ndarray, " d"]:
     """The root mean square error of the interpolated correction at the centres of some cells."""
-    shape = correction.shape[:-1]
-    steps = (high - low) / (jnp.asarray(shape, low.dtype) - 1)
-    centres = grid(low, high - steps, shape[0] - 1).reshape(-1, len(low)) + (steps / 2)[None]
-    centres = centres[:: max(1, len(centres) // _HALFWAY)]
-    exact = _evaluate(estimate, centres)
+    start, stop, cells = np.asarray(low), np.asarray(high), np.asarray(correction.shape[:-1]) - 1
+    steps = ((stop - start) / cells).astype(low.dtype)
+    centres = grid(start, stop - steps, int(cells[0])).reshape(-1, len(start)) + (steps / 2)[None]
+    centres = to_device(centres[:: max(1, len(centres) // _HALFWAY)])
+    exact, squares = map(
+        np.asarray, _off(model, estimate, to_device(correction, low.dtype), low, to_device(steps), centres)
+    )
+    kept = exact[:, None]
+    return np.sqrt(np.sum(np.where(kept, squares, 0), 0) / max(np.count_nonzero(kept), 1))
 
-    def off(point: Vector, value: Vector) -> Vector:
-        read = interpolate(correction, corners_around((point - low) / steps, shape))
-        return (read + model.gradient(point) - value) ** 2
 
-    squares = jax.jit(jax.vmap(off))(centres, exact.value)
-    kept = exact.trusted[:, None]
-    return jnp.sqrt(jnp.sum(jnp.where(kept, squares, 0), 0) / jnp.maximum(jnp.sum(kept.astype(low.dtype)), 1))
+@eqx.filter_jit
+def _off(
+    model: AbstractPotential,
+    estimate: Callable[[Vector], Estimate],
+    correction: Array,
+    low: Vector,
+    steps: Array,
+    points: Float[Array, "n d"],
+) -> tuple[Array, Array]:
+    """Where an estimate is trusted, and the squared difference from what the table says there."""
+
+    def off(point: Vector) -> tuple[Array, Array]:
+        exact = estimate(point)
+        read = interpolate(correction, corners_around((point - low) / steps, correction.shape[:-1]))
+        return exact.trusted, (read + model.gradient(point) - exact.value) ** 2
+
+    return _in_batches(off, points)

@@ -5,11 +5,11 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._base.mesh import to_device
 from .._base.types import Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer
 from ..estimate.ratio import Estimate, ratio_estimate
@@ -109,7 +109,7 @@ def how_much(
     The judge is the debiased estimate. Where its Hessians are the model's own it would share the model's errors, and
     the kernel average of the shortest length, which needs none, takes its place.
     """
-    number = functools.partial(jnp.asarray, dtype=samples.x.dtype)
+    number = functools.partial(to_device, dtype=samples.x.dtype)
 
     def chosen(kind: Literal["none", "kernel", "full"], **found: Any) -> Correction:
         untold = {"length": 0.0, "p_values": np.full(1 + len(LENGTHS), np.nan), "level": LEVEL, "doubt": 0.0}
@@ -122,24 +122,24 @@ def how_much(
     if wanted != "auto" or samples.dim > 3:
         return chosen("none" if wanted == "none" else "full")
     alphas = typical_points(samples, _PLACES)
-    lengths = spread(samples) * jnp.asarray(LENGTHS, samples.x.dtype)
+    lengths = to_device(np.asarray(spread(samples)) * np.asarray(LENGTHS), samples.x.dtype)
     folds, fraction = some_episodes(model.folds, max(1000, _JUDGED_POINTS // samples.num_times))
-    reference = localizer if rung == "hessians" else Kernel(lengths[-1])
-    verdict = judge(folds, _gradients(model.whole, alphas), alphas, lengths, reference)
+    reference = localizer if rung == "hessians" else Kernel(to_device(np.asarray(lengths)[-1]))
+    verdict = judge(folds, model.whole, alphas, lengths, reference)
     p_values = verdict.tests.p_value
     if rung != "hessians":
-        p_values = p_values.at[-1].set(1)  # the reference itself
+        p_values = to_device(np.append(np.asarray(p_values)[:-1], 1), p_values.dtype)  # the reference itself
     ratio = _ratio(verdict, fraction, model.variance(np.asarray(alphas, np.float64)))
     level = max(LEAST_LEVEL, LEVEL * ratio)
     accepted = np.flatnonzero(np.asarray(p_values) > level)
     if accepted.size == 0:
         return chosen("full", p_values=p_values, level=level, tabulated=samples.dim > 1)
     first = int(accepted[0])
-    doubt = math.sqrt(ratio * float(verdict.tests.excess[first]) / samples.dim)
+    doubt = math.sqrt(ratio * float(np.asarray(verdict.tests.excess)[first]) / samples.dim)
     told = {"p_values": p_values, "level": level, "doubt": doubt}
     if first == 0:
         return chosen("none", **told)
-    return chosen("kernel", length=lengths[first - 1], tabulated=True, **told)
+    return chosen("kernel", length=np.asarray(lengths)[first - 1], tabulated=True, **told)
 
 
 def _ratio(verdict: Verdict, fraction: float, model: Float[np.ndarray, "alphas d"]) -> float:
@@ -147,11 +147,6 @@ def _ratio(verdict: Verdict, fraction: float, model: Float[np.ndarray, "alphas d
     share, judged = (np.asarray(part, np.float64) for part in (verdict.share, verdict.variance))
     of_judge, of_model = fraction * float(share @ judged.sum(1)), float(share @ model.sum(1))
     return 1.0 if of_judge <= of_model else of_model / of_judge
-
-
-@eqx.filter_jit
-def _gradients(potential: object, alphas: Float[Array, "alphas d"]) -> Float[Array, "alphas d"]:
-    return jax.vmap(potential.gradient)(alphas)  # type: ignore[attr-defined]
 
 
 class _Ratio(eqx.Module):
@@ -192,7 +187,9 @@ def tabulate(samples: Samples, model: FittedModel, field: "MalliavinField") -> A
         estimate = _SortedRatio(field)
     else:  # the density alone is asked for
         folds, fraction = some_episodes(model.folds, max(1000, _DENSITY_POINTS // samples.num_times))
-        estimate = _Ratio(folds, field.localizer, fraction * field.points.astype(samples.x.dtype), field.scale)
+        estimate = _Ratio(
+            folds, field.localizer, to_device(fraction * float(field.points), samples.x.dtype), field.scale
+        )
 
     # Under a kernel the model's variance is added in full to that of the kernel average: a kernel is taken where the
     # two estimates differ by more than expected, once in ten times by chance, and what was selected so is less certain

@@ -8,13 +8,16 @@ planes, and it leads a chain back to the data.
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
-from .._base.small_tensors import HIGHEST, matmul
+from .._base import mesh
 from .._base.types import Scalar, Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate, ratio_estimate
 from ..estimate.sums import Sums
@@ -81,33 +84,56 @@ class TabulatedTail(eqx.Module):
         return value + stiffness * (alpha - nearest)
 
 
-@eqx.filter_jit
-def tangent_planes(samples: Samples) -> Tail:
-    """The tail of a set of samples, made of at most 2048 of them."""
-    hessians = samples.require_hessian("an extrapolation by tangent planes")
-    seen = samples.observed.reshape(-1)
+class _Kept(NamedTuple):
+    """Some of the samples, zeros where they were not observed, and the box and spread of all."""
+
+    x: Float[Array, "planes d"]
+    gradient: Float[Array, "planes d"]
+    hessian: Float[Array, "planes d d"]
+    seen: Bool[Array, " planes"]
+    low: Vector
+    high: Vector
+    spread: Scalar
+
+
+def _keep(samples: Samples) -> _Kept:
+    """At most 2048 samples: what comes after does not depend on how many there were."""
+    arrays = samples.x, samples.gradient, samples.require_hessian("an extrapolation by tangent planes")
+    xp = np if mesh.on_host(samples) else jnp
+    seen = xp.asarray(samples.observed).reshape(-1)
     total = seen.shape[0]
-    pick = jnp.linspace(0, total - 1, min(total, _PLANES)).astype(jnp.int32)
-    low, high = box(samples)
-    variance = spread(samples) ** 2
+    pick = np.linspace(0, total - 1, min(total, _PLANES), dtype=np.float32).astype(np.int32)
 
     def keep(array: Array) -> Array:
-        rows = array.reshape(total, *array.shape[2:])[pick]
-        return jnp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
+        rows = xp.asarray(array).reshape(total, *array.shape[2:])[pick]
+        return mesh.to_device(xp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0))
 
-    x, gradient, hessian = keep(samples.x), keep(samples.gradient), keep(hessians)
-    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=HIGHEST)
-    mass = seen[pick].astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
-    planes = jnp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
-    return Tail(x.T, planes, low, high, _REACH * jnp.sqrt(variance), 1 / variance)
+    (x, gradient, hessian), (low, high) = map(keep, arrays), box(samples)
+    return _Kept(x, gradient, hessian, mesh.to_device(seen[pick]), low, high, spread(samples))
+
+
+def tangent_planes(samples: Samples) -> Tail:
+    """The tail of a set of samples, made of at most 2048 of them."""
+    return _planes(_keep(samples))
 
 
 @eqx.filter_jit
+def _planes(kept: _Kept) -> Tail:
+    x, gradient, hessian, seen, low, high, scale = kept
+    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=lax.Precision.HIGHEST)
+    mass = seen.astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
+    planes = jnp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
+    return Tail(x.T, planes, low, high, _REACH * scale, 1 / scale**2)
+
+
 def make_tail(samples: Samples) -> Tail | TabulatedTail:
     """The tail of a bank that is queried often: a table in one dimension."""
-    tail = tangent_planes(samples)
-    if samples.dim > 1:
-        return tail
+    return tangent_planes(samples) if samples.dim > 1 else _table(_keep(samples))
+
+
+@eqx.filter_jit
+def _table(kept: _Kept) -> TabulatedTail:
+    tail = _planes(kept)
     low, high = tail.low, tail.high
     nodes = low + (high - low) * jnp.linspace(0, 1, _TABLE, dtype=low.dtype)
     value = jax.vmap(tail)(nodes[:, None])[:, 0]

@@ -19,15 +19,17 @@ off. Its suspected squared bias, by how much T_j exceeds the 70 % point of its n
 judge suspects much without reason), is added to the squared standard errors.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._base.small_tensors import HIGHEST
+from .._base.mesh import on_one_thread, to_device
 from .._base.types import Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer, AbstractRadial, check_localizer
 from ..estimate.ratio import TRUSTED_FROM
@@ -101,18 +103,40 @@ def influences(folds: tuple[Fold, ...], alphas: Float[Array, "alphas d"], locali
     return Influence(value, (n - value[:, :, None] * w) / safe[:, :, None], firm.astype(value.dtype))
 
 
-def compare(difference: Float[Array, "alphas d"], influence: Float[Array, "alphas d episodes"], share: Array) -> Test:
-    """The test of difference = 0 given the influences of the episodes on it; places count by their `share`."""
+class Moments(NamedTuple):
+    """T, and the covariance of the differences that it is made of."""
+
+    statistic: Scalar
+    covariance: Float[Array, "n n"]
+
+
+def compare(
+    difference: Float[Array, "alphas d"], influence: Float[Array, "alphas d episodes"], share: Array
+) -> Moments:
+    """What the test of difference = 0 is made of, given the influences of the episodes on it.
+
+    Places count by their `share`."""
     root = jnp.sqrt(share)[:, None]
     rows = (root[:, :, None] * influence).reshape(difference.size, -1)
-    covariance = jnp.matmul(rows, rows.T, precision=HIGHEST)
-    eigenvalues = jnp.maximum(jnp.linalg.eigvalsh(covariance), 0)
+    return Moments(jnp.sum((root * difference) ** 2), jnp.matmul(rows, rows.T, precision=lax.Precision.HIGHEST))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _squared_normals(number: int, dtype: Any) -> Float[Array, "draws n"]:
     # A fixed key: the same data give the same p-value.
-    normal = jax.random.normal(jax.random.key(0), (_DRAWS, len(eigenvalues)), difference.dtype)
-    null = jnp.matmul(normal**2, eigenvalues, precision=HIGHEST)
-    statistic = jnp.sum((root * difference) ** 2)
-    excess = jnp.maximum(statistic - jnp.quantile(null, _EXPECTED), 0)
-    return Test(statistic, (1 + jnp.sum(null >= statistic)) / (1 + _DRAWS), excess)
+    return jax.random.normal(jax.random.key(0), (_DRAWS, number), dtype) ** 2
+
+
+@on_one_thread
+def tested(found: Moments) -> Test:
+    """The test itself; on the host, where it takes milliseconds and nothing is compiled."""
+    covariance = np.asarray(found.covariance)
+    eigenvalues = np.maximum(np.linalg.eigvalsh(covariance), 0)
+    null = np.asarray(_squared_normals(len(eigenvalues), covariance.dtype)) @ eigenvalues
+    statistic = np.asarray(found.statistic)
+    p_value = (1 + np.count_nonzero(null >= statistic)) / (1 + _DRAWS)
+    excess = np.maximum(statistic - np.quantile(null, _EXPECTED), 0)
+    return Test(*(to_device(number, covariance.dtype) for number in (statistic, p_value, excess)))
 
 
 def shares(firm: Float[Array, " alphas"]) -> Float[Array, " alphas"]:
@@ -120,26 +144,34 @@ def shares(firm: Float[Array, " alphas"]) -> Float[Array, " alphas"]:
     return firm / jnp.maximum(jnp.sum(firm), 1)
 
 
-@eqx.filter_jit
 def judge(
     folds: tuple[Fold, ...],
-    model: Float[Array, "alphas d"],
+    model: AbstractPotential,
     alphas: Float[Array, "alphas d"],
     lengths: Float[Array, " lengths"],
     unbiased: AbstractLocalizer,
 ) -> Verdict:
-    """The tests of the model alone, with gradients `model` at `alphas`, and of each kernel, in this order."""
+    """The tests of the model alone, and of it with each kernel, in this order."""
+    alone, rest, share, variance = _candidates(folds, model, alphas, lengths, unbiased)
+    tests = [tested(alone), *(tested(Moments(*one)) for one in zip(*map(np.asarray, rest), strict=True))]
+    columns = (to_device(np.stack(column)) for column in zip(*tests, strict=True))
+    return Verdict(Test(*columns), share, variance)
+
+
+@eqx.filter_jit
+def _candidates(
+    folds: tuple[Fold, ...], model: AbstractPotential, alphas: Array, lengths: Array, unbiased: AbstractLocalizer
+) -> tuple[Moments, Moments, Array, Array]:
+    """What the tests are made of: of the model alone, and of each kernel."""
     u = influences(folds, alphas, unbiased)
     share = shares(u.firm)
-    alone = compare(model - u.value, u.of_episodes, share)
 
-    def candidate(length: Scalar) -> Test:
+    def candidate(length: Scalar) -> Moments:
         kernel = influences(folds, alphas, Kernel(length))
         return compare(kernel.value - u.value, kernel.of_episodes - u.of_episodes, share)
 
-    rest = lax.map(candidate, lengths)
-    tests = jax.tree.map(lambda first, others: jnp.concatenate([first[None], others]), alone, rest)
-    return Verdict(tests, share, jnp.sum(u.of_episodes**2, -1))
+    alone = compare(jax.vmap(model.gradient)(alphas) - u.value, u.of_episodes, share)
+    return alone, lax.map(candidate, lengths), share, jnp.sum(u.of_episodes**2, -1)
 
 
 class GoodnessOfFit(eqx.Module):
@@ -224,13 +256,16 @@ def goodness_of_fit(
         localizer = choose_localizer(samples, (fold,)).localizer if rung == "hessians" else narrow
     if alphas is None:
         alphas = typical_points(samples, _PLACES)
-    return _verdict(fold, alphas, localizer)
+    moments, difference, stderr, trusted = _verdict(fold, alphas, localizer)
+    test = tested(moments)
+    return GoodnessOfFit(test.p_value, test.statistic, alphas, difference, stderr, trusted)
 
 
 @eqx.filter_jit
-def _verdict(fold: Fold, alphas: Float[Array, "alphas d"], localizer: AbstractLocalizer) -> GoodnessOfFit:
+def _verdict(
+    fold: Fold, alphas: Float[Array, "alphas d"], localizer: AbstractLocalizer
+) -> tuple[Moments, Array, Array, Array]:
     found = influences((fold,), alphas, localizer)
     difference = found.value - jax.vmap(fold.model)(alphas)
-    test = compare(difference, found.of_episodes, shares(found.firm))
     stderr = jnp.sqrt(jnp.sum(found.of_episodes**2, -1))
-    return GoodnessOfFit(test.p_value, test.statistic, alphas, difference, stderr, found.firm > 0)
+    return compare(difference, found.of_episodes, shares(found.firm)), difference, stderr, found.firm > 0

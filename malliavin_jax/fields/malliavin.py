@@ -2,7 +2,7 @@
 
 from typing import Literal, Protocol, runtime_checkable
 
-import jax.numpy as jnp
+import equinox as eqx
 from jaxtyping import Array, Int
 
 from .._base import mesh
@@ -19,11 +19,13 @@ from ..models.folds import Fold, folded_sums, make_fold
 from ..models.selection import choose_localizer
 from ..potentials.base import AbstractPotential, check_potential
 from ..samples.samples import Samples, check_samples, not_samples
-from ..samples.summary import box, masked_mean
+from ..samples.summary import box, points_and_scale
 from .assisted import AssistedTable
 from .correction import Correction, how_much, tabulate
 from .extrapolation import TabulatedTail, Tail, guarded_estimate, make_tail, smoothed
 from .sorted import SortedBank, sort_bank
+
+_SORT_FROM = 20_000  # points of a bank that is asked some hundred times only; fewer are summed sooner than sorted
 
 
 @runtime_checkable
@@ -133,23 +135,25 @@ class MalliavinField(AbstractField):
             localizer = choose_localizer(samples, folds).localizer
         self.folds, self.localizer = folds, localizer
         self.sorted = None
-        if isinstance(localizer, Laplace) and samples.dim == 1 and not mesh.is_split(samples):  # no sorting across
-            self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)
         self.tail = make_tail(samples if completion is None or rung == "hessians" else smoothed(samples, completion))
         self.low, self.high = box(samples)
-        self.points = jnp.sum(samples.observed)
-        self.scale = jnp.sqrt(jnp.sum(masked_mean(samples.gradient**2, samples.observed)))
+        self.points, self.scale = points_and_scale(samples)
         self.table = None
         given = not isinstance(control, str) and control is not None
         self.correction = how_much(samples, model, localizer, correction, given, rung)
+        often = self.correction.kind == "full" or samples.observed.size > _SORT_FROM  # asked, or asked of many points
+        if isinstance(localizer, Laplace) and samples.dim == 1 and often and not mesh.is_split(samples):
+            self.sorted = tuple(sort_bank(fold.bank, localizer.length) for fold in folds)  # no sorting across devices
         if model is not None and (self.correction.kind != "full" or self.correction.tabulated):
             self.table = tabulate(samples, model, self)
             self.folds, self.sorted = (), None  # a query reads the table only
 
     def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
         alpha = place_of(alpha, len(self.low), self.low.dtype)
-        if self.table is not None:
-            return self.table(alpha)
+        return _ask(self if self.table is None else self.table, alpha)
+
+    def ask(self, alpha: Vector) -> Estimate:
+        """The estimate from sums over the samples, where there is no table."""
         episodes = sum(fold.bank.episodes for fold in self.folds)
         return guarded_estimate(
             alpha,
@@ -174,6 +178,12 @@ class MalliavinField(AbstractField):
             return folded_sums(self.folds, alpha, self.localizer)
         pairs = zip(self.folds, self.sorted, strict=True)
         return add_up([fold.with_model(bank.sums(alpha), alpha) for fold, bank in pairs])
+
+
+@eqx.filter_jit
+def _ask(field: MalliavinField | AssistedTable, alpha: Vector) -> Estimate:
+    """One program a query, not one for each of its operations."""
+    return field.ask(alpha)
 
 
 def _samples_of(recording: object, check: Literal["error", "warn", "off"]) -> Samples:

@@ -9,6 +9,7 @@ equations need to know about where the points are.
 
 import functools
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -58,12 +59,12 @@ def products_in_legendre(order: int) -> Float[np.ndarray, "6 6 11"]:
     return out
 
 
-def legendre_values(s: Float[Array, "*n"], degree: int) -> Float[Array, "*n terms"]:
-    """P_0(s) … P_degree(s), by their three-term recursion."""
-    values = [jnp.ones_like(s), s]
+def legendre_values(s: Any, degree: int, xp: Any = jnp) -> Any:
+    """P_0(s) … P_degree(s), by their three-term recursion, along a new last axis."""
+    values = [xp.ones_like(s), s]
     for k in range(1, degree):
         values.append(((2 * k + 1) * s * values[-1] - k * values[-2]) / (k + 1))
-    return jnp.stack(values[: degree + 1], -1)
+    return xp.stack(values[: degree + 1], -1)
 
 
 def basis(t: Float[Array, ""], intervals: int, orders: int) -> tuple[Array, Float[Array, "orders 6"]]:

@@ -54,7 +54,7 @@ def equations(sums: SplineSums) -> Equations:
     def of_order(order: int, products: Any, squares: Any) -> tuple[np.ndarray, np.ndarray, float]:
         size = math.prod(n + DEGREE for n in shape)
         gram, right, total = np.zeros((size, size)), np.zeros(size), 0.0
-        columns = np.asarray(products, np.float64).reshape(*shape, *(SUPPORT,) * d, -1)
+        squares, columns = np.asarray(squares), np.asarray(products, np.float64).reshape(*shape, *(SUPPORT,) * d, -1)
         for number, axes in enumerate(itertools.combinations_with_replacement(range(d), order)):
             if sums.diagonal and len(set(axes)) > 1:
                 continue  # an entry beside the diagonal, which was not observed

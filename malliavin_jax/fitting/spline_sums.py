@@ -13,7 +13,7 @@ twice. Sums of two data sets on one mesh are added; a sum multiplied by a factor
 import functools
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,10 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
+from scipy.sparse import csr_array
 
 from .._base import mesh
 from .._base.types import Scalar, Vector
 from .bsplines import DEGREE, SUPPORT, legendre_values
+
+_ON_HOST = 7_000_000  # moments of points up to which the host is as fast, or slower by less than a compiler takes
+_AT_ONCE = 100_000  # moments of points that are looked at together on the host: what fits in the cache
 
 
 class Totals(NamedTuple):
@@ -77,48 +81,56 @@ def no_sums(
     local, pairs = SUPPORT**d, d * (d + 1) // 2
     shapes = ((cells, (2 * DEGREE + 1) ** d), (cells, local, d), (cells, local, pairs), (d,), (pairs,), (), ())
     with jax.enable_x64(True):
-        start, stop = (jnp.asarray(np.asarray(end), jnp.float64) for end in (low, high))
-        totals = Totals(*(jnp.zeros(shape, jnp.float64) for shape in shapes))
+        start, stop = (mesh.to_device(np.asarray(end), np.float64) for end in (low, high))
+        totals = Totals(*(mesh.to_device(np.zeros(shape)) for shape in shapes))
         return SplineSums(start, stop, totals, intervals, diagonal)
 
 
-def sums_of_points(on: SplineSums, x: Array, gradient: Array, hessian: Array | None, weights: Array) -> Totals:
+def sums_of_points(on: SplineSums, x: Any, gradient: Any, hessian: Any | None, weights: Any, xp: Any = jnp) -> Totals:
     """The totals of some points: x and gradient (n, d), hessian (n, d, d) or None, weights (n,).
 
-    Where a weight is 0 the data may hold NaN. Points outside the box are left out: no cell holds them.
+    Where a weight is 0 the data may hold NaN. Points outside the box are left out: no cell holds them. `xp`
+    is what to compute with, `jax.numpy` or NumPy.
     """
     d, cells = on.dim, math.prod(on.intervals)
-    counts = jnp.asarray(on.intervals, x.dtype)
-    t = (x - on.low[None]) / (on.high - on.low)[None] * counts[None]
-    used = (weights > 0) & jnp.all((t >= 0) & (t <= counts[None]), 1)
-    t = jnp.where(used[:, None], t, 0)
-    cell = jnp.minimum(jnp.floor(t), counts[None] - 1)
+    low, high, counts = (xp.asarray(each, x.dtype) for each in (on.low, on.high, on.intervals))
+    t = (x - low[None]) / (high - low)[None] * counts[None]
+    used = (weights > 0) & xp.all((t >= 0) & (t <= counts[None]), 1)
+    t = xp.where(used[:, None], t, 0)
+    cell = xp.minimum(xp.floor(t), counts[None] - 1)
     s = 2 * (t - cell) - 1
-    flat = jnp.ravel_multi_index(tuple(cell.astype(jnp.int32).T), on.intervals, mode="clip")
-    w = jnp.where(used, weights, 0)
-    axes = [legendre_values(s[:, i], 2 * DEGREE) for i in range(d)]
+    flat = xp.ravel_multi_index(tuple(cell.astype(np.int32).T), on.intervals, mode="clip")
+    w = xp.where(used, weights, 0)
+    axes = [legendre_values(s[:, i], 2 * DEGREE, xp) for i in range(d)]
     local = _outer([axis[:, :SUPPORT] for axis in axes])
-    g = jnp.where(used[:, None], gradient, 0)
+    g = xp.where(used[:, None], gradient, 0)
     columns = [g]
     if hessian is not None:
-        H = jnp.where(used[:, None, None], hessian, 0)
-        columns.append(jnp.stack([(H[:, i, j] + H[:, j, i]) / 2 for i in range(d) for j in range(i, d)], 1))
-    y = jnp.concatenate(columns, 1)
-    rows = [_outer(axes), (local[:, :, None] * y[:, None, :]).reshape(len(x), -1), jnp.ones_like(w)[:, None], y**2]
+        H = xp.where(used[:, None, None], hessian, 0)
+        columns.append(xp.stack([(H[:, i, j] + H[:, j, i]) / 2 for i in range(d) for j in range(i, d)], 1))
+    y = xp.concatenate(columns, 1)
+    rows = [_outer(axes), (local[:, :, None] * y[:, None, :]).reshape(len(x), -1), xp.ones_like(w)[:, None], y**2]
     ends = list(itertools.accumulate(row.shape[1] for row in rows))[:-1]
-    added = jax.ops.segment_sum(jnp.concatenate(rows, 1) * w[:, None], flat, cells)
-    moments, products, counts_of_cells, squares = jnp.split(added, ends, 1)
-    products, squares = products.reshape(cells, -1, y.shape[1]), jnp.sum(squares, 0)
-    points = jnp.sum(counts_of_cells)
+    added = _by_cell(xp.concatenate(rows, 1) * w[:, None], flat, cells)
+    moments, products, counts_of_cells, squares = xp.split(added, ends, 1)
+    products, squares = products.reshape(cells, -1, y.shape[1]), xp.sum(squares, 0)
+    points = xp.sum(counts_of_cells)
     if hessian is None:
-        rest = jnp.zeros_like(on.totals.hessian), jnp.zeros_like(on.totals.hessian_squares), jnp.zeros_like(points)
+        rest = xp.zeros_like(on.totals.hessian), xp.zeros_like(on.totals.hessian_squares), xp.zeros_like(points)
     else:
         rest = products[..., d:], squares[d:], points
     by_hessian, hessian_squares, hessians = rest
     return Totals(moments, products[..., :d], by_hessian, squares[:d], hessian_squares, points, hessians)
 
 
-def _outer(axes: list[Array]) -> Array:
+def _by_cell(rows: Any, cell: Any, cells: int) -> Any:
+    """The sums of the rows that belong to each cell."""
+    if isinstance(rows, np.ndarray):
+        return csr_array((np.ones(len(rows)), cell, np.arange(len(rows) + 1)), shape=(len(rows), cells)).T @ rows
+    return jax.ops.segment_sum(rows, cell, cells)
+
+
+def _outer(axes: list[Any]) -> Any:
     """Row by row the outer product of the axes, flattened, the last axis running fastest."""
     return functools.reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(a.shape[0], -1), axes)
 
@@ -135,7 +147,20 @@ def add_points(
         if mesh.parts() > 1 and x.shape[0] % mesh.parts() == 0:
             empty = sums.having(jax.tree.map(jnp.zeros_like, sums.totals))
             return sums + empty.having(_over_devices(empty, x, gradient, hessian, weights, chunk_size))
+        is_small = x.shape[0] * sums.totals.moments.shape[1] <= _ON_HOST
+        if is_small and mesh.on_host(sums, x, gradient, hessian, weights):
+            return _add_on_host(sums, x, gradient, hessian, weights)
         return _add_points(sums, x, gradient, hessian, weights, chunk_size)
+
+
+def _add_on_host(sums: SplineSums, x: Array, *rest: Array | None) -> SplineSums:
+    """With NumPy: nothing to compile for every mesh and every number of points."""
+    total, size = [np.asarray(leaf) for leaf in sums.totals], _AT_ONCE // sums.totals.moments.shape[1] + 1
+    arrays = [None if array is None else np.asarray(array) for array in (x, *rest)]
+    for start in range(0, len(x), size):
+        part = (None if array is None else array[start : start + size].astype(np.float64) for array in arrays)
+        total = [np.add(old, new) for old, new in zip(total, sums_of_points(sums, *part, xp=np), strict=True)]
+    return sums.having(Totals(*map(mesh.to_device, total)))
 
 
 @functools.partial(jax.jit, static_argnums=5)

@@ -7,7 +7,7 @@ what is reported.
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import cho_factor, cho_solve
 
-from .._base.types import Scalar
+from .._base import mesh
 from ..fitting.errors import LinearFit, VarianceTable, polynomial_rows, variance_table
 from ..fitting.monomials import num_terms
 from ..potentials.base import AbstractPotential
@@ -50,7 +50,7 @@ def fit_models(samples: Samples, kinds: tuple[Kind, ...]) -> FittedModel | None:
     best, least = None, _score(samples, tuple(make_squares(half) for half in halves))
     low, high = box(samples)
     for kind in kinds:
-        if kind == "spline" and not bool(jnp.all(low < high)):
+        if kind == "spline" and not np.all(np.asarray(low) < np.asarray(high)):
             continue  # all positions alike along an axis: no mesh
         fitted = _fit_splines(samples, halves) if kind == "spline" else _fit_polynomials(samples, halves)
         if fitted.score < least:  # NaN, from a fit without enough data, loses
@@ -85,29 +85,29 @@ def kinds_for(samples: Samples) -> tuple[Kind, ...]:
 class Squares(NamedTuple):
     """Sums of squares over observed points of what is left of gradients and Hessians."""
 
-    gradient: Scalar
-    hessian: Scalar
+    gradient: Any
+    hessian: Any
 
 
-@eqx.filter_jit
 def make_squares(half: Samples) -> Squares:
     """Those of the data themselves: what no model leaves."""
-    seen = half.observed
-    hessian = half.require_hessian("a fitted model")
+    arrays = half.gradient, half.require_hessian("a fitted model"), half.observed
+    xp = np if mesh.on_host(arrays) else jnp
+    gradient, hessian, seen = map(xp.asarray, arrays)
     return Squares(
-        jnp.sum(jnp.where(seen[..., None], half.gradient, 0) ** 2),
-        jnp.sum(jnp.where(seen[..., None, None], hessian, 0) ** 2),
+        xp.sum(xp.where(seen[..., None], gradient, 0) ** 2),
+        xp.sum(xp.where(seen[..., None, None], hessian, 0) ** 2),
     )
 
 
-@eqx.filter_jit
 def _residual_squares(fold: Fold) -> Squares:
-    return Squares(jnp.sum(fold.bank.values**2), jnp.sum(fold.bank.jacobians**2))
+    xp = np if mesh.on_host(fold.bank) else jnp
+    return Squares(*(xp.sum(xp.asarray(array) ** 2) for array in (fold.bank.values, fold.bank.jacobians)))
 
 
 def _score(samples: Samples, left: tuple[Squares, ...], data: tuple[Squares, ...] | None = None) -> float:
     """−2 log likelihood of residuals of two unknown variances, up to a constant; rounding counts for nothing."""
-    points = max(int(jnp.sum(samples.observed)), 1)
+    points = max(mesh.count(samples.observed), 1)
     total = 0.0
     for name, entries in (("gradient", samples.dim), ("hessian", samples.dim**2)):
         squares = sum(float(getattr(half, name)) for half in left)
@@ -127,7 +127,8 @@ def _held_out(samples: Samples, halves: tuple[Samples, Samples], models: tuple[A
 
 
 def _flat(array: Array) -> Array:
-    return array.reshape(-1, *array.shape[2:])
+    shape = (-1, *array.shape[2:])
+    return mesh.to_device(np.asarray(array).reshape(shape)) if mesh.on_host(array) else array.reshape(shape)
 
 
 def _fit_splines(samples: Samples, halves: tuple[Samples, Samples]) -> FittedModel:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._base import mesh
 from .._base.types import Vector
@@ -46,10 +47,15 @@ def folded_sums(folds: Sequence[Fold], alpha: Vector, localizer: AbstractLocaliz
     return add_up([fold.with_model(localized_sums(fold.bank, alpha, localizer), alpha) for fold in folds])
 
 
-@eqx.filter_jit
 def every_other(samples: Samples, first: int) -> Samples:
     """Every second episode: the even ones for `first` = 0, the odd ones for 1."""
+    if mesh.on_host(samples):
+        return jax.tree.map(lambda leaf: mesh.to_device(np.asarray(leaf)[first::2]), samples)
+    return _every_other(samples, first)
 
+
+@eqx.filter_jit
+def _every_other(samples: Samples, first: int) -> Samples:
     def half(samples: Samples) -> Samples:
         return jax.tree.map(lambda leaf: leaf[first::2], samples)
 

@@ -23,10 +23,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._base.small_tensors import HIGHEST, matmul
+from .._base import mesh
 from .._base.types import Scalar, Vector
 from ..estimate.length import length_of_least_variance
 from ..estimate.localizers import AbstractLocalizer, Gaussian, Laplace
@@ -56,12 +57,15 @@ class Choice(NamedTuple):
     risk: Scalar
 
 
-@eqx.filter_jit
 def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     """The best localizer: `Laplace` in one dimension, `Gaussian` beyond."""
-    scale = spread(samples)
-    alphas = typical_points(samples, _ALPHAS)
-    pilot, shrink = some_episodes(folds, max(1000, _PILOT // samples.num_times))
+    return _choose(folds, spread(samples), typical_points(samples, _ALPHAS))
+
+
+@eqx.filter_jit
+def _choose(folds: tuple[Fold, ...], scale: Scalar, alphas: Float[Array, "alphas d"]) -> Choice:
+    times = folds[0].bank.x.shape[2]
+    pilot, shrink = some_episodes(folds, max(1000, _PILOT // times))
 
     def sums(alpha: Vector, localizer: AbstractLocalizer) -> Sums:
         return folded_sums(pilot, alpha, localizer)
@@ -70,7 +74,7 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
         """The mean of logarithms: every α counts alike, whatever its size."""
         return jnp.mean(jnp.log(shrink * variances + jnp.finfo(variances.dtype).tiny), 1)
 
-    if samples.dim == 1:
+    if alphas.shape[1] == 1:
         lengths = scale * jnp.asarray(LENGTHS, scale.dtype)
         best = length_of_least_variance(sums, Laplace, lengths=lengths, alphas=alphas, average=average)
         return Choice(Laplace(best.length), jnp.mean(shrink * best.variance))
@@ -83,7 +87,7 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
         ).length
 
     best_lengths = lax.map(best_length, cores)
-    some, fraction = some_episodes(folds, _RISK_POINTS // samples.num_times)
+    some, fraction = some_episodes(folds, _RISK_POINTS // times)
     risks = _risks(some, fraction, alphas, cores, best_lengths)
     taken = jnp.argmax(risks <= (1 + _TOLERANCE) * jnp.min(risks))  # the first: cores ascend
     return Choice(Gaussian(best_lengths[taken], _SMALLER * cores[taken]), jnp.min(risks))
@@ -187,10 +191,11 @@ def some_episodes(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, .
 
 def typical_points(samples: Samples, number: int) -> Float[Array, "alphas d"]:
     """`number` samples, spread evenly over the central nine tenths of the data."""
-    x, seen = samples.x.reshape(-1, samples.dim), samples.observed.reshape(-1)
-    mean, deviation = mean_and_deviation(samples)
-    away = (x - mean[None]) / (deviation + jnp.finfo(x.dtype).tiny)[None]
-    distance = jnp.where(seen, jnp.sum(away**2, 1), jnp.inf)
-    count = jnp.maximum(jnp.sum(seen), 1).astype(x.dtype)
-    rank = (jnp.arange(number, dtype=x.dtype) + 0.5) / number * 0.9 * count
-    return x[jnp.argsort(distance)[rank.astype(jnp.int32)]]
+    xp = np if mesh.on_host(samples.x, samples.observed) else jnp
+    x, seen, mean, deviation = map(xp.asarray, (samples.x, samples.observed, *mean_and_deviation(samples)))
+    x, seen = x.reshape(-1, samples.dim), seen.reshape(-1)
+    away = (x - mean[None]) / (deviation + xp.finfo(x.dtype).tiny)[None]
+    distance = xp.where(seen, xp.sum(away**2, 1), xp.inf)
+    count = xp.maximum(xp.sum(seen), 1).astype(x.dtype)
+    rank = (xp.arange(number, dtype=x.dtype) + 0.5) / number * 0.9 * count
+    return mesh.to_device(x[xp.argsort(distance)[rank.astype(np.int32)]])

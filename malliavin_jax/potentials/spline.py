@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
-from .._base.small_tensors import HIGHEST
+from .._base.mesh import count, to_device
 from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
 from ..fitting.errors import LinearFit, spline_rows
@@ -185,7 +185,7 @@ class SplineFits(NamedTuple):
     def potential(self, dtype: Any, part: int | None = None) -> Spline:
         """The spline of all data, or of one part with the same smoothing."""
         solution = self.whole if part is None else refit(self.mesh, self.parts[part], self.whole.tuning)
-        return Spline(*(jnp.asarray(array, dtype) for array in (solution.coefficients, self.low, self.high)))
+        return Spline(*(to_device(array, dtype) for array in (solution.coefficients, self.low, self.high)))
 
 
 def fit_parts(
@@ -205,7 +205,7 @@ def fit_parts(
     ends = low - 1e-3 * (high - low), high + 1e-3 * (high - low)
     add = [functools.partial(_sums_of, Data(*part), *ends, diagonal) for part in parts]
     entries = 0 if parts[0][2] is None else d if diagonal else d * (d + 1) // 2
-    rows = sum(int(jnp.count_nonzero(part[3])) for part in parts) * (d + entries)
+    rows = sum(count(part[3]) for part in parts) * (d + entries)
     best: SplineFits | None = None
     coarser: SplineFits | None = None
     tunings: dict[Family, Tuning] = {}

@@ -1,48 +1,67 @@
 """What estimators ask of samples as a whole: their box, their mean and deviation, their spread.
 
-Unobserved points count nowhere.
+Unobserved points count nowhere. Arrays that are here and now are looked at with NumPy: there is nothing to compile.
 """
 
-import jax
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from .._base import mesh
 from .._base.types import Scalar, Vector
 from .samples import Samples
 
 
 def box(samples: Samples) -> tuple[Vector, Vector]:
     """Lower and upper corner of the smallest box that holds every observed position."""
-    seen = samples.observed[..., None]
-    low = jnp.min(jnp.where(seen, samples.x, jnp.inf), (0, 1))
-    return low, jnp.max(jnp.where(seen, samples.x, -jnp.inf), (0, 1))
+    xp, x, seen = _arrays(samples.x, samples.observed)
+    low = xp.min(xp.where(seen, x, xp.inf), (0, 1))
+    high = xp.max(xp.where(seen, x, -xp.inf), (0, 1))
+    return mesh.to_device(low), mesh.to_device(high)
 
 
-@jax.jit
 def mean_and_deviation(samples: Samples) -> tuple[Vector, Vector]:
     """Mean and standard deviation of the observed positions, one of each for every axis."""
-    count, mean, centred = _centred(samples)
-    return mean, jnp.sqrt(jnp.sum(centred**2, (0, 1)) / count)
+    xp, count, mean, centred = _centred(samples)
+    deviation = xp.sqrt(xp.sum(centred**2, (0, 1)) / count)
+    return mesh.to_device(mean), mesh.to_device(deviation)
 
 
 def spread(samples: Samples) -> Scalar:
     """One length for all axes: the root of the mean variance of the coordinates, never quite 0."""
-    count, _, centred = _centred(samples)
-    variance = jnp.sum(centred**2) / (count * samples.dim)
-    return jnp.sqrt(jnp.maximum(variance, jnp.finfo(variance.dtype).tiny))
+    xp, count, _, centred = _centred(samples)
+    variance = xp.sum(centred**2) / (count * samples.dim)
+    return mesh.to_device(xp.sqrt(xp.maximum(variance, xp.finfo(variance.dtype).tiny)))
 
 
 def masked_mean(
     values: Float[Array, "episodes times m"], observed: Bool[Array, "episodes times"]
 ) -> Float[Array, " m"]:
     """The mean of `values` over the observed points (0 where there are none)."""
-    seen = observed[:, :, None]
-    return jnp.sum(jnp.where(seen, values, 0), (0, 1)) / jnp.maximum(jnp.sum(seen), 1).astype(values.dtype)
+    return mesh.to_device(_mean(*_arrays(values, observed)))
 
 
-def _centred(samples: Samples) -> tuple[Scalar, Vector, Float[Array, "episodes times d"]]:
-    """The number of observed points, their mean, and the positions minus it (0 where unobserved)."""
-    seen = samples.observed[:, :, None]
-    count = jnp.maximum(jnp.sum(seen), 1).astype(samples.x.dtype)
-    mean = masked_mean(samples.x, samples.observed)
-    return count, mean, jnp.where(seen, samples.x - mean[None, None, :], 0)
+def points_and_scale(samples: Samples) -> tuple[Array, Scalar]:
+    """The number of observed points, and the root mean square of the gradients' lengths."""
+    xp, gradient, seen = _arrays(samples.gradient, samples.observed)
+    return mesh.to_device(xp.sum(seen)), mesh.to_device(xp.sqrt(xp.sum(_mean(xp, gradient**2, seen))))
+
+
+def _arrays(values: Array, observed: Array) -> tuple[Any, Any, Any]:
+    """What to compute with, the values, and where they are observed, with an axis more."""
+    xp = np if mesh.on_host(values, observed) else jnp
+    return xp, xp.asarray(values), xp.asarray(observed)[:, :, None]
+
+
+def _mean(xp: Any, values: Any, seen: Any) -> Any:
+    return xp.sum(xp.where(seen, values, 0), (0, 1)) / xp.maximum(xp.sum(seen), 1).astype(values.dtype)
+
+
+def _centred(samples: Samples) -> tuple[Any, Any, Any, Any]:
+    """What to compute with, the number of observed points, their mean, and positions minus it (0 where unobserved)."""
+    xp, x, seen = _arrays(samples.x, samples.observed)
+    count = xp.maximum(xp.sum(seen), 1).astype(x.dtype)
+    mean = _mean(xp, x, seen)
+    return xp, count, mean, xp.where(seen, x - mean[None, None, :], 0)

@@ -188,7 +188,9 @@ def test_nothing_is_pickled(path):
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_no_global_settings(path):
-    assert settings(path.read_text(encoding="utf-8")) == set()
+    # One exception: the cache of compiled programs, which the command line sets up in a process that is its own.
+    allowed = {"jax.config.update"} if name_of(path) == "cli/output.py" else set()
+    assert settings(path.read_text(encoding="utf-8")) == allowed
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
