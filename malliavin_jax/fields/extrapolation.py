@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from .._base import mesh
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Scalar, Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate, ratio_estimate
 from ..estimate.sums import Sums
@@ -120,7 +121,7 @@ def tangent_planes(samples: Samples) -> Tail:
 @eqx.filter_jit
 def _planes(kept: _Kept) -> Tail:
     x, gradient, hessian, seen, low, high, scale = kept
-    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=lax.Precision.HIGHEST)
+    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=HIGHEST)
     mass = seen.astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
     planes = jnp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
     return Tail(x.T, planes, low, high, _REACH * scale, 1 / scale**2)

@@ -30,6 +30,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._base.mesh import on_one_thread, to_device
+from .._base.small_tensors import HIGHEST
 from .._base.types import Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer, AbstractRadial, check_localizer
 from ..estimate.ratio import TRUSTED_FROM
@@ -118,7 +119,7 @@ def compare(
     Places count by their `share`."""
     root = jnp.sqrt(share)[:, None]
     rows = (root[:, :, None] * influence).reshape(difference.size, -1)
-    return Moments(jnp.sum((root * difference) ** 2), jnp.matmul(rows, rows.T, precision=lax.Precision.HIGHEST))
+    return Moments(jnp.sum((root * difference) ** 2), jnp.matmul(rows, rows.T, precision=HIGHEST))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -28,6 +28,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._base import mesh
+from .._base.small_tensors import HIGHEST, matmul
 from .._base.types import Scalar, Vector
 from ..estimate.length import length_of_least_variance
 from ..estimate.localizers import AbstractLocalizer, Gaussian, Laplace

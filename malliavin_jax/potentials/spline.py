@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
 from .._base.mesh import count, to_device
+from .._base.small_tensors import HIGHEST
 from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
 from ..fitting.errors import LinearFit, spline_rows
