@@ -129,7 +129,7 @@ def _squared_normals(number: int, dtype: Any) -> Float[Array, "draws n"]:
 
 
 @on_one_thread
-def tested(found: Moments) -> Test:
+def against_null(found: Moments) -> Test:
     """The test itself; on the host, where it takes milliseconds and nothing is compiled."""
     covariance = np.asarray(found.covariance)
     eigenvalues = np.maximum(np.linalg.eigvalsh(covariance), 0)
@@ -154,7 +154,7 @@ def judge(
 ) -> Verdict:
     """The tests of the model alone, and of it with each kernel, in this order."""
     alone, rest, share, variance = _candidates(folds, model, alphas, lengths, unbiased)
-    tests = [tested(alone), *(tested(Moments(*one)) for one in zip(*map(np.asarray, rest), strict=True))]
+    tests = [against_null(alone), *(against_null(Moments(*one)) for one in zip(*map(np.asarray, rest), strict=True))]
     columns = (to_device(np.stack(column)) for column in zip(*tests, strict=True))
     return Verdict(Test(*columns), share, variance)
 
@@ -258,7 +258,7 @@ def goodness_of_fit(
     if alphas is None:
         alphas = typical_points(samples, _PLACES)
     moments, difference, stderr, trusted = _verdict(fold, alphas, localizer)
-    test = tested(moments)
+    test = against_null(moments)
     return GoodnessOfFit(test.p_value, test.statistic, alphas, difference, stderr, trusted)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import malliavin_jax as mj
-from malliavin_jax.fields.judge import compare, influences, shares, tested
+from malliavin_jax.fields.judge import against_null, compare, influences, shares
 from malliavin_jax.models.folds import make_fold
 from malliavin_jax.potentials import Potential, Quartic, spline
 
@@ -89,7 +89,7 @@ def test_the_null_law_is_that_of_multipliers_for_each_episode():
     null = np.einsum("a,mad->m", share, moved**2)
     for quantile in (0.2, 0.5, 0.9, 0.97):
         size = np.sqrt(np.quantile(null, quantile))
-        test = tested(compare(jnp.full(ALPHAS.shape, size), found.of_episodes, share))
+        test = against_null(compare(jnp.full(ALPHAS.shape, size), found.of_episodes, share))
         np.testing.assert_allclose(test.statistic, size**2, rtol=1e-9)
         assert abs(float(test.p_value) - (1 - quantile)) < 4 * np.sqrt(2 * quantile * (1 - quantile) / 4000)
 
