@@ -165,8 +165,7 @@ class SplineFits(NamedTuple):
     @property
     def cells_per_length(self) -> float:
         """How well the mesh resolves the length of a Gaussian prior; differences have none."""
-        length = self.whole.tuning.prior.length
-        return math.inf if length is None else length * min(self.mesh) / 4
+        return (self.whole.tuning.prior.length or math.inf) * min(self.mesh) / 4
 
     def linear(self) -> LinearFit:
         """The fit to all parts as its errors see it."""
@@ -217,9 +216,8 @@ def fit_parts(
             break  # a finer mesh would have hardly more data than coefficients
         parts_of_mesh = [equations(add_part(mesh)) for add_part in add]
         whole = functools.reduce(added, parts_of_mesh)
-        solutions = solve_families(
-            mesh, whole, tunings, families[:1] if tunings and coefficients >= _LARGE else families
-        )
+        families = families[:1] if tunings and coefficients >= _LARGE else families
+        solutions = solve_families(mesh, whole, tunings, families)
         families = tuple(sorted(solutions, key=lambda family: solutions[family].criterion))
         tunings = {family: solution.tuning for family, solution in solutions.items()}
         found = solutions[families[0]]
