@@ -40,6 +40,7 @@ class Batch(NamedTuple):
     x: Float[Array, "episodes times d"]
     gradient: Float[Array, "episodes times d"]
     hessian: Float[Array, "episodes times d d"] | None
+    weight: Float[Array, "episodes times d"]
     counts: Bool[Array, "episodes times"]
     sound: Bool[Array, " episodes"]  # with an observed point, and all that is observed finite
     refused: Int[Array, ""]  # episodes with a number that is not finite
@@ -146,9 +147,10 @@ def batch_of(mesh: Mesh, samples: Samples) -> Batch:
 
     x = clean(samples.x)
     inside = jnp.all((x >= mesh.low[None, None]) & (x <= mesh.high[None, None]), -1)
-    return Batch(
-        x, clean(samples.gradient), None if hessian is None else clean(hessian), used & inside, sound, jnp.sum(bad)
-    )
+    # Weights are no part of the fit: one that is not sound costs the judge a little, and the fit nothing.
+    weight = clean(jnp.where(_usable(samples.weight), samples.weight, 0))
+    hessian = None if hessian is None else clean(hessian)
+    return Batch(x, clean(samples.gradient), hessian, weight, used & inside, sound, jnp.sum(bad))
 
 
 def totals_of(mesh: Mesh, batch: Batch) -> Totals:
@@ -204,39 +206,51 @@ def _right(columns: Array, orders: list[int]) -> Float[Array, "cells local"]:
     return block.reshape(block.shape[0], -1)
 
 
-def squared_scores(mesh: Mesh, batch: Batch, theta: Float[Array, " p"]) -> Float[Array, "powers p p"]:
-    """Σ over episodes of s sᵀ, s = s_g + κ s_H, as the coefficients of 1, κ, κ² (of 1 alone without Hessians).
+def observed_in_units(mesh: Mesh, batch: Batch) -> list[Float[Array, "episodes times rows"]]:
+    """Gradients, and the upper halves of Hessians where they are fitted, in units of the wide box."""
+    y = [batch.gradient * units(mesh, 1)[None, None]]
+    if batch.hessian is not None:
+        H, d = batch.hessian, mesh.dim
+        upper = jnp.stack([(H[..., i, j] + H[..., j, i]) / 2 for i in range(d) for j in range(i, d)], -1)
+        y.append(upper * units(mesh, 2)[None, None])
+    return y
+
+
+def episode_scores(mesh: Mesh, batch: Batch, theta: Float[Array, " p"]) -> Float[Array, "episodes kinds p"]:
+    """The scores of each episode, s_g and s_H, less their mean over the episodes.
 
     An episode's s_g is Σ over its times of Fᵀ(y − Fθ), F the derivatives of the basis that go with its gradients y; s_H
-    is the same of its Hessians. κ, the weight of a Hessian against a gradient, may change from fit to fit.
+    is the same of its Hessians.
     """
     episodes, _, d = batch.x.shape
-    most = 2 if mesh.hessians else 1
     first = jnp.asarray(mesh.touched()[0], jnp.int32)
 
     def at(x: Array, y: list[Array], counts: Array) -> tuple[Array, Array]:
-        cells, tables = mesh.derivatives(x, most)
+        cells, tables = mesh.derivatives(x, 2 if mesh.hessians else 1)
         index = mesh.number(cells, mesh.shape) + first
         found = []
         for order, observed in enumerate(y, 1):
             F = mesh.rows(tables, order)
-            left = (observed * units(mesh, order) - matmul(F, theta[index])) * jnp.asarray(multiplicities(d, order))
+            left = (observed - matmul(F, theta[index])) * jnp.asarray(multiplicities(d, order))
             found.append(jnp.where(counts, matmul(left, F), 0))
         return index, jnp.stack(found)
 
-    y = [batch.gradient]
-    if batch.hessian is not None:
-        H = batch.hessian
-        y.append(jnp.stack([(H[..., i, j] + H[..., j, i]) / 2 for i in range(d) for j in range(i, d)], -1))
-    index, local = jax.vmap(jax.vmap(at))(batch.x, y, batch.counts)
+    index, local = jax.vmap(jax.vmap(at))(batch.x, observed_in_units(mesh, batch), batch.counts)
     dense = jnp.zeros((episodes, local.shape[2], mesh.size), local.dtype)
     number = jnp.arange(episodes)[:, None, None]
     kind = jnp.arange(local.shape[2])
     score = dense.at[number[..., None], kind[None, None, :, None], index[:, :, None, :]].add(local)
     # Scores have mean zero at the minimum but for the penalty; what is left of it is no noise.
     size = jnp.maximum(jnp.sum(batch.sound), 1).astype(score.dtype)
-    score = jnp.where(batch.sound[:, None, None], score - jnp.sum(score, 0, keepdims=True) / size, 0)
+    return jnp.where(batch.sound[:, None, None], score - jnp.sum(score, 0, keepdims=True) / size, 0)
+
+
+def squared_scores(score: Float[Array, "episodes kinds p"]) -> Float[Array, "powers p p"]:
+    """Σ over episodes of s sᵀ, s = s_g + κ s_H, as the coefficients of 1, κ, κ² (of 1 alone without Hessians).
+
+    κ, the weight of a Hessian against a gradient, may change from fit to fit.
+    """
     products = jnp.einsum("eap,ebq->abpq", score, score, precision=HIGHEST)
-    if not mesh.hessians:
+    if score.shape[1] == 1:
         return products[0]
     return jnp.stack([products[0, 0], products[0, 1] + products[1, 0], products[1, 1]])

@@ -19,9 +19,10 @@ from ..recovery.integration import axes_of
 from ..recovery.loss import Loss
 from ..samples.samples import Samples
 from .change import keep, levels, p_value
-from .equations import Batch, Mesh, batch_of, equations, squared_scores, totals_of
+from .equations import Batch, Mesh, batch_of, episode_scores, equations, squared_scores, totals_of
 from .fit import Tuning, covariance, inflation, restricted_fit
 from .groups import CAPACITY, Sums, newest_of, no_groups, parted, with_newest
+from .judge import SLOTS, Ring, no_ring, verdict, with_update
 from .reading import Reading, estimate_at, loss_on, no_reading, read
 
 _INTERVALS = {1: 48, 2: 10}
@@ -39,6 +40,11 @@ class AdaptiveField(AbstractField):
     The spline is fitted to all that is remembered, its smoothing chosen by restricted likelihood. Standard errors are
     those of a sandwich (see `adaptive/fit.py`): they know the dependence within episodes, noise of unequal size, the
     smoothing, and how much has been forgotten. They do not know a drift that is still too small to be seen.
+
+    Whether the fit itself holds is judged at each update, on the latest eight: `fit_p_value` tells how likely so large
+    a misfit is if it does. The judge is the debiased estimate of what the fit leaves (`adaptive/judge.py`), which with
+    the weights of the episodes sees structure finer than the mesh. It changes nothing: where p is small again and
+    again, take more `intervals`.
 
     Sums and fits are in float64 on the device, whatever the dtype of the samples. Nothing is changed in place: an
     update returns a new field, inside `jit`, `vmap` and `lax.scan` too.
@@ -60,6 +66,7 @@ class AdaptiveField(AbstractField):
         changes: how many changes were found.
         changed_at: the number of the first update that was remembered after the latest change; 0 before any.
         p_values: of the latest test at each cut, from the newest on; 1 where there is nothing on one side.
+        fit_p_value: that of the fit on the latest eight updates, of those that are remembered.
 
     Raises:
         ValueError: if the box is empty or not of one or two dimensions, or a number is out of its range; on an update,
@@ -88,6 +95,8 @@ class AdaptiveField(AbstractField):
     changes: Int[Array, ""]
     changed_at: Int[Array, ""]
     p_values: Float[Array, " cuts"]
+    ring: Ring
+    fit_p_value: Scalar
     forgetting: Scalar | None  # ρ; None where the data choose
     false_alarm: float = eqx.field(static=True)
 
@@ -112,6 +121,7 @@ class AdaptiveField(AbstractField):
             self.sums = no_groups(self.mesh, groups)
             self.reading = no_reading(self.mesh)
             self.p_values = jnp.ones(groups - 1, jnp.float64)
+            self.ring, self.fit_p_value = no_ring(self.mesh), jnp.ones((), jnp.float64)
         self.updates, self.refused, self.changes, self.changed_at = (jnp.zeros((), jnp.int32) for _ in range(4))
 
     @property
@@ -132,7 +142,7 @@ class AdaptiveField(AbstractField):
         episode in it changes nothing else. Without forgetting the order of updates does not matter.
 
         Args:
-            samples: new episodes; their weights are not used.
+            samples: new episodes; their weights serve the judge alone, and may be zero.
 
         Returns:
             A new field; this one stays as it is.
@@ -155,7 +165,7 @@ class AdaptiveField(AbstractField):
         mesh, before = self.mesh, self.reading
         totals = totals_of(mesh, batch)
         # Scores at the fit so far: an own fit of so few points would leave too little of them.
-        scores = squared_scores(mesh, batch, before.theta)
+        scores = squared_scores(episode_scores(mesh, batch, before.theta))
         episodes = jnp.sum(batch.sound).astype(jnp.float64)
         newest = newest_of(equations(mesh, totals), totals.moments[:, 0], scores, episodes)
         sums = with_newest(self.sums, self.forgetting, newest)
@@ -165,16 +175,22 @@ class AdaptiveField(AbstractField):
         whole = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), sums)
         tuning, solved = restricted_fit(mesh, whole.equations)
         # And again at the fit that is reported, which, after a change, is far from the one before.
-        final = inflation(whole.equations, tuning, solved) * squared_scores(mesh, batch, solved.theta)
+        by_episode, inflated = episode_scores(mesh, batch, solved.theta), inflation(whole.equations, tuning, solved)
+        final = inflated * squared_scores(by_episode)
         V = covariance(mesh, tuning, solved, whole.scores - scores + final)
+        ring = with_update(self.ring, mesh, batch, solved.theta, by_episode, inflated)
+        age = jnp.arange(SLOTS, dtype=jnp.float64)
+        remembered = (age < whole.updates).astype(jnp.float64)
+        weight = remembered if self.forgetting is None else self.forgetting**age
         sums = sums._replace(scores=sums.scores.at[0].add(final - scores))
         since = self.updates + 1 - jnp.round(whole.updates).astype(jnp.int32)
         return eqx.tree_at(
-            lambda f: (f.sums, f.reading, f.updates, f.changes, f.changed_at, f.p_values),
+            lambda f: (f.sums, f.reading, f.updates, f.changes, f.changed_at, f.p_values, f.ring, f.fit_p_value),
             self,
             (
                 sums, read(mesh, tuning, solved.theta, V, whole), self.updates + 1,
                 self.changes + changed.astype(jnp.int32), jnp.where(changed, since, self.changed_at), p_values,
+                ring, verdict(ring, tuning, solved, V, weight),
             ),
         )  # fmt: skip
 

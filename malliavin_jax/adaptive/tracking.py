@@ -41,6 +41,7 @@ class Tracking(eqx.Module):
         changed: whether the update found a change, (updates,).
         changed_at: the first update that was remembered after the latest change found so far, (updates,).
         p_values: of the tests, (updates, cuts).
+        fit_p_values: of the fit on the latest updates, (updates,).
         refused: episodes refused so far, (updates,).
 
     Example:
@@ -70,6 +71,7 @@ class Tracking(eqx.Module):
     changed: Bool[Array, " updates"]
     changed_at: Int[Array, " updates"]
     p_values: Float[Array, "updates cuts"]
+    fit_p_values: Float[Array, " updates"]
     refused: Int[Array, " updates"]
 
 
@@ -232,7 +234,7 @@ def _follow(
         recovered = learned.loss(axes)
         return _Carry(learned, state.x), (
             recovered.value, recovered.stderr, jax.vmap(learned)(points), state.x, learned.changes, learned.memory,
-            learned.changed_at, learned.p_values, learned.refused,
+            learned.changed_at, learned.p_values, learned.fit_p_value, learned.refused,
         )  # fmt: skip
 
     last, seen = lax.scan(update, _Carry(field, x), jnp.arange(num_updates, dtype=jnp.int32))

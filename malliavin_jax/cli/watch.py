@@ -294,5 +294,6 @@ def _told(data: Path, request: Watch, done: int, state: State, rung: str) -> dic
         "changes": int(field.changes),
         "changed_at_row": None if changed < 0 else changed,
         "p_values": np.asarray(field.p_values).tolist(),
+        "fit_p_value": float(field.fit_p_value),
         "outside": float(state.outside),
     }

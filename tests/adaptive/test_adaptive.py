@@ -10,6 +10,8 @@ from scipy import stats
 
 import malliavin_jax as mj
 from malliavin_jax.adaptive.change import tail
+from malliavin_jax.adaptive.equations import batch_of, episode_scores
+from malliavin_jax.adaptive.judge import no_ring, with_update
 from malliavin_jax.fitting import spline_equations, spline_fit
 from malliavin_jax.fitting.spline_sums import add_points, no_sums
 
@@ -46,7 +48,8 @@ def follow(key, field, tilts):
         field = field.update(episodes(jax.random.fold_in(key, number), well(tilt)))
         found = jax.vmap(field)(ALPHAS)
         error = found.value - jax.vmap(well(tilt).gradient)(ALPHAS)
-        return field, (error, found.stderr, field.changes, field.changed_at, field.p_values, field.memory)
+        told = (field.changes, field.changed_at, field.p_values, field.memory, field.fit_p_value)
+        return field, (error, found.stderr, *told)
 
     return lax.scan(update, field, (jnp.arange(len(tilts)), tilts))[1]
 
@@ -163,7 +166,7 @@ def test_no_alarm_beyond_the_stated_rate(still):
 
 
 def test_a_jump_is_found_at_once_and_only_what_came_since_is_kept(jumping):
-    error, stderr, changes, changed_at, _, memory = jumping
+    error, stderr, changes, changed_at, _, memory, _ = jumping
     assert np.all(changes[:, JUMP - 1] == 0)
     assert np.all(changes[:, JUMP + 1] == 1)
     assert np.all(np.abs(changed_at[:, JUMP + 1] - JUMP) <= 1)
@@ -172,6 +175,50 @@ def test_a_jump_is_found_at_once_and_only_what_came_since_is_kept(jumping):
     assert np.sqrt(np.mean(after**2)) < 2
     all_past = follow(jax.random.key(100), fresh(forgetting=1.0), jnp.where(jnp.arange(UPDATES) < JUMP, 0.3, -1.2))
     assert np.sqrt(np.mean(error[0, -1] ** 2)) < 0.3 * np.sqrt(np.mean(np.square(all_past[0][-1])))
+
+
+# --- the judge of the fit ----------------------------------------------------------------------------------
+
+
+def test_a_right_fit_passes_at_the_level_stated(still):
+    """Eight updates apart the rings share no episode; what is left in common is the fit."""
+    p = still[6][:, 7::8]
+    for level in (0.05, 0.2, 0.5):
+        assert np.mean(p < level) < level + 4 * np.sqrt(level * (1 - level) / p.size)
+    assert np.mean(p < 0.5) > 0.5 - 4 * np.sqrt(0.25 / p.size), "and it is no formality"
+
+
+@pytest.mark.parametrize("hessians", [True, False])
+def test_a_mesh_too_coarse_is_found_out(hessians):
+    """Ripples of wavelength 1.05: six cells of 0.67 cannot hold them, 24 can; no cut between updates disagrees."""
+    ripples = mj.Potential(
+        lambda x: jnp.sum(x**2 + 0.3 * jnp.sin(6 * x)),
+        lambda x: 2 * x + 1.8 * jnp.cos(6 * x),
+        lambda x: jnp.diag(2 - 10.8 * jnp.sin(6 * x)),
+    )
+    learner = mj.ForwardLearner(ripples, mj.initial.Normal(), step_size=0.02, gradient_noise=1.0)
+    for seed in range(3):
+        coarse, fine = (mj.AdaptiveField(-2.0, 2.0, intervals=n, hessians=hessians) for n in (6, 24))
+        for number in range(4):
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            new = mj.observe(key, learner, num_episodes=100, times=[0.2, 0.4])
+            coarse, fine = coarse.update(new), fine.update(new)
+        assert float(coarse.fit_p_value) < 1e-3
+        assert float(fine.fit_p_value) > 1e-3
+        assert int(coarse.changes) == 0
+
+
+def test_the_ring_serves_every_fit_that_follows(samples):
+    """R is linear in θ: what the ring of a fit says of another θ is what is summed there."""
+    field = learned(samples)
+    mesh, ring = field.mesh, field.ring
+    assert np.asarray(ring.episodes).tolist() == [60.0] * 4 + [0.0] * 4
+    batch = batch_of(mesh, samples[-1])
+    other = field.reading.theta + 0.1 * jnp.sin(jnp.arange(mesh.size))
+    again = with_update(no_ring(mesh), mesh, batch, other, episode_scores(mesh, batch, other), jnp.ones(()))
+    scale = float(jnp.max(jnp.abs(ring.right[0])))
+    np.testing.assert_allclose(again.right[0], ring.right[0], atol=1e-9 * scale)
+    np.testing.assert_allclose(again.slope[0], ring.slope[0], atol=1e-9 * scale)
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 1.0], [3.0, 1.0, 0.3, 0.1], [1.0] + [0.01] * 20])

@@ -39,6 +39,8 @@ def test_the_goal_changes_half_way(tracked):
         where = np.asarray(tracked.positions[update, :, 0])
         assert abs(where.mean() - center) < 4 * np.sqrt(1 / 8 / 64) + 0.05
     assert tracked.gradients.value.shape == (16, 9, 1)
+    assert tracked.fit_p_values.shape == (16,)
+    assert np.all((tracked.fit_p_values > 1e-4) & (tracked.fit_p_values <= 1))
     assert int(tracked.refused[-1]) == 0
 
 
