@@ -56,8 +56,10 @@ def _failed(message: str) -> int:
 
 
 def _run(arguments: argparse.Namespace, *, own_process: bool) -> int:
-    from .output import Place, keep_programs, say, voice_of
+    from .output import Place, heed_interrupts, keep_programs, say, voice_of
 
+    if own_process:
+        heed_interrupts()
     if own_process and not arguments.no_cache:  # called from Python, the settings are those of the caller
         keep_programs()
     if arguments.command == "reproduce":

@@ -7,8 +7,10 @@ import itertools
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -29,6 +31,26 @@ class Voice(NamedTuple):
     say: Callable[[str], None]
     note: Callable[[str], None]
     emit: Callable[[str], None] | None = None
+
+
+_interrupted = threading.Event()
+
+
+def heed_interrupts() -> None:
+    """Remember a Ctrl-C: the exception it raises is lost where a destructor or a callback is running."""
+
+    def handle(number: int, frame: object) -> None:
+        _interrupted.set()
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as under nohup
+        signal.signal(signal.SIGINT, handle)
+
+
+def stop_if_interrupted() -> None:
+    """For loops that would go on for ever."""
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 def keep_programs() -> Path | None:

@@ -20,7 +20,7 @@ from .._base.checkpoint import Checkpoint, Journal
 from ..adaptive.field import AdaptiveField
 from ..io.blocks import RecordedRows, read_settings
 from ..io.updates import Update, begins_of, rows_from, rung_of, updates_in
-from .output import Place, Voice, as_json, gradient_rows, loss_rows
+from .output import Place, Voice, as_json, gradient_rows, loss_rows, stop_if_interrupted
 
 STATE, OUTPUTS = "state.npz", ("loss.csv", "loss.png", "watch.json")
 _POINTS = {1: 61, 2: 25}  # of the default grid, on each axis
@@ -94,6 +94,7 @@ def _follow(data: Path, place: Place, request: Watch, voice: Voice, journal: Jou
     """Learn, write, wait, and again."""
     seen, news, warned = 0, time.monotonic(), False
     while True:
+        stop_if_interrupted()
         began, before = time.monotonic(), done
         rows, is_all = rows_from(data, done, request.episodes, request.piece_steps)
         if rows.next > seen:
@@ -129,6 +130,7 @@ def _first_row(data: Path, request: Watch, voice: Voice) -> RecordedRows:
     """The first row of the folder, once there is one; what it holds must be enough for a fit."""
     began, told = time.monotonic(), False
     while True:
+        stop_if_interrupted()
         rows = io.read_blocks(data, stop=1) if data.is_dir() and read_settings(data) is not None else None
         if rows is not None and len(rows.x):
             break
@@ -138,8 +140,7 @@ def _first_row(data: Path, request: Watch, voice: Voice) -> RecordedRows:
             voice.note(f"waiting for a recorder to write to {data}")
             told = True
         time.sleep(request.every)
-    dim = rows.x.shape[1]
-    if dim > 2:
+    if (dim := rows.x.shape[1]) > 2:
         raise ValueError(f"watch serves 1 and 2 dimensions, {data} has {dim}; recover and estimate read it too")
     if request.grid is not None and len(request.grid) != dim:
         raise ValueError(f"--grid must have {dim} axes for these data, got {len(request.grid)}")
