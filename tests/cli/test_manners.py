@@ -148,7 +148,7 @@ def test_a_fine_grid_in_the_plane_is_an_image():
 def test_an_interrupted_process_leaves_at_once(monkeypatch, capsys):
     """Threads of the compiler may crash while Python tears itself down, and the exit code with them."""
 
-    def interrupted(arguments):
+    def interrupted(arguments, *, own_process):
         raise KeyboardInterrupt
 
     def leave(code):
