@@ -4,7 +4,8 @@ Run `python benchmarks/rungs.py` (half an hour on two free cores; `--fast` for a
 size .01, gradients with noise 2 (a logistic regression: minibatches of 10 of 60 rows), logged whole; a rung sees part
 of the same log. Rivals are fitted to all points of the paths, with what their rung has seen, and have the setting that
 is best in *hindsight*: splines over meshes, kernel ridge regression, kernels of degree 0 and 1. Errors are root mean
-squares over places α and data sets. It prints the table and writes results/rungs.json.
+squares over places α and data sets. It prints the table and writes results/rungs.json; `--keep "kernel ridge" Nadaraya`
+keeps these rivals' numbers of the last run, which come from the same data.
 """
 
 import functools
@@ -92,8 +93,11 @@ RIVALS = {
 }
 
 
-def one_row(name, rung, episodes, sets):
-    """Errors of ours and of each rival, and what our intervals say."""
+def one_row(name, rung, episodes, sets, known=None, keep=()):
+    """Errors of ours and of each rival, and what our intervals say; rivals in `keep` are as `known`."""
+    if known is None or (known["episodes"], known["sets"]) != (episodes, sets):
+        keep = ()
+    kept = [rival for rival in RIVALS if any(word in rival for word in keep)]
     case, _ = learner_of(name)
     truth = np.asarray(jax.vmap(case.loss.gradient)(case.alphas))
     squares, settings, chosen, hits, stderrs = {}, {}, [], [], []
@@ -112,15 +116,18 @@ def one_row(name, rung, episodes, sets):
         chosen.append(field.correction.kind)
         view = Points(rung, paths, case.alphas)
         for rival, method in RIVALS.items():
+            if rival in kept:
+                continue
             found = method(view)
             squares.setdefault(rival, []).append(np.mean((found.values - truth) ** 2, (-2, -1)))
             settings[rival] = found.settings
     best = {method: oracle(np.asarray(each)) for method, each in squares.items()}
-    rmse = {method: error for method, (error, _) in best.items()}
+    rmse = {method: error for method, (error, _) in best.items()} | {rival: known["rmse"][rival] for rival in kept}
+    tuning = {method: settings[method][best[method][1]] for method in settings}
     rival = min((method for method in rmse if method in RIVALS), key=rmse.__getitem__)
     return {
         "case": name, "rung": rung, "episodes": episodes, "sets": sets, "rmse": rmse,
-        "tuning": {method: settings[method][best[method][1]] for method in RIVALS}, "best rival": rival,
+        "tuning": tuning | {rival: known["tuning"][rival] for rival in kept}, "best rival": rival,
         "to best rival": rmse["this library"] / rmse[rival],
         "to best kernel": rmse["this library"] / min(rmse["Nadaraya–Watson, oracle"], rmse["local linear, oracle"]),
         "coverage": float(np.mean(hits)), "stderr": float(np.mean(stderrs)), "correction": chosen,
@@ -146,6 +153,7 @@ def main():
     arguments.add_argument("--rungs", nargs="*", default=RUNGS, choices=RUNGS)
     arguments.add_argument("--episodes", type=int, default=2000)
     arguments.add_argument("--sets", type=int, default=4)
+    arguments.add_argument("--keep", nargs="+", default=(), help="rivals whose numbers of the last run are kept")
     given = arguments.parse_args()
     if given.fast:
         given.only, given.episodes, given.sets = "quartic, d = 1", 200, 1
@@ -157,7 +165,8 @@ def main():
         for rung in given.rungs:
             if rung == "diagonals" and name.endswith("d = 1"):
                 continue  # a diagonal is all there is
-            row = rows[(name, rung)] = one_row(name, rung, given.episodes, given.sets)
+            known = rows.get((name, rung))
+            row = rows[(name, rung)] = one_row(name, rung, given.episodes, given.sets, known, given.keep)
             errors = "; ".join(f"{method} {error:.4g}" for method, error in row["rmse"].items())
             print(f"{name}, {rung}: {errors}; coverage {row['coverage']:.2f} [{time.perf_counter() - began:.0f} s]")
             listed = [rows[place] for name in CASES for rung in RUNGS if (place := (name, rung)) in rows]
