@@ -97,7 +97,7 @@ def one_row(name, rung, episodes, sets, known=None, keep=()):
     """Errors of ours and of each rival, and what our intervals say; rivals in `keep` are as `known`."""
     if known is None or (known["episodes"], known["sets"]) != (episodes, sets):
         keep = ()
-    kept = [rival for rival in RIVALS if any(word in rival for word in keep)]
+    unchanged = [rival for rival in RIVALS if any(word in rival for word in keep)]
     case, _ = learner_of(name)
     truth = np.asarray(jax.vmap(case.loss.gradient)(case.alphas))
     squares, settings, chosen, hits, stderrs = {}, {}, [], [], []
@@ -116,18 +116,18 @@ def one_row(name, rung, episodes, sets, known=None, keep=()):
         chosen.append(field.correction.kind)
         view = Points(rung, paths, case.alphas)
         for rival, method in RIVALS.items():
-            if rival in kept:
+            if rival in unchanged:
                 continue
             found = method(view)
             squares.setdefault(rival, []).append(np.mean((found.values - truth) ** 2, (-2, -1)))
             settings[rival] = found.settings
     best = {method: oracle(np.asarray(each)) for method, each in squares.items()}
-    rmse = {method: error for method, (error, _) in best.items()} | {rival: known["rmse"][rival] for rival in kept}
+    rmse = {method: error for method, (error, _) in best.items()} | {rival: known["rmse"][rival] for rival in unchanged}
     tuning = {method: settings[method][best[method][1]] for method in settings}
     rival = min((method for method in rmse if method in RIVALS), key=rmse.__getitem__)
     return {
         "case": name, "rung": rung, "episodes": episodes, "sets": sets, "rmse": rmse,
-        "tuning": tuning | {rival: known["tuning"][rival] for rival in kept}, "best rival": rival,
+        "tuning": tuning | {rival: known["tuning"][rival] for rival in unchanged}, "best rival": rival,
         "to best rival": rmse["this library"] / rmse[rival],
         "to best kernel": rmse["this library"] / min(rmse["Nadaraya–Watson, oracle"], rmse["local linear, oracle"]),
         "coverage": float(np.mean(hits)), "stderr": float(np.mean(stderrs)), "correction": chosen,
