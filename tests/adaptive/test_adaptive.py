@@ -10,8 +10,8 @@ from scipy import stats
 
 import malliavin_jax as mj
 from malliavin_jax.adaptive.change import tail
-from malliavin_jax.adaptive.equations import batch_of, episode_scores
-from malliavin_jax.adaptive.judge import no_ring, with_update
+from malliavin_jax.adaptive.equations import Mesh, batch_of, episode_scores
+from malliavin_jax.adaptive.judge import _parts, _places, no_ring, with_update
 from malliavin_jax.fitting import spline_equations, spline_fit
 from malliavin_jax.fitting.spline_sums import add_points, no_sums
 
@@ -355,3 +355,20 @@ def test_two_dimensions():
     assert field.loss((axis, axis)).value.shape == (5, 5)
     assert int(field.changes) == 0
     assert not bool(field(jnp.array([0.0, 2.7])).trusted)
+
+
+def test_the_judge_estimates_density_times_what_the_fit_leaves():
+    """At x ~ N(0, 1), for which x is an exact weight, and with nothing fitted: p(α) ∇L(α), the core's bias aside."""
+    rng = np.random.default_rng(5)
+    x = jnp.asarray(rng.normal(size=(20_000, 1, 1)))
+    seen = jnp.ones(x.shape[:2], bool)
+    samples = mj.Samples(x, x + x**3, (1 + 3 * x**2)[..., None], x, seen)
+    mesh = Mesh(jnp.array([-6.0]), jnp.array([6.0]), (12,), True)
+    unit = 3.0  # the box is 12 wide, and 4 units wide
+    _, _, part = _parts(mesh, batch_of(mesh, samples), jnp.zeros(mesh.size))
+    places = -6.0 + unit * _places(mesh)[:, 0]
+    exact = unit**2 * stats.norm.pdf(places) * (places + places**3)
+    found, error = np.mean(part, 0), np.std(part, 0) / np.sqrt(len(part))
+    bias = 0.2**4 / 4 * unit**2 * 6  # e⁴/4 times the fourth derivative of p ∇L, e = 1/15 units, which is below 6
+    assert np.all(np.abs(found - exact) < 4 * error + bias)
+    assert np.max(4 * error + bias) < 0.2 * np.max(np.abs(exact)), "and says something"
