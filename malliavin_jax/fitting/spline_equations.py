@@ -53,7 +53,7 @@ def equations(sums: SplineSums) -> Equations:
 
     def of_order(order: int, products: Any, squares: Any) -> tuple[np.ndarray, np.ndarray, float]:
         size = math.prod(n + DEGREE for n in shape)
-        gram, right, total = np.zeros((size, size)), np.zeros(size), 0.0
+        gram, right, total = 0.0, np.zeros(size), 0.0
         squares, columns = np.asarray(squares), np.asarray(products, np.float64).reshape(*shape, *(SUPPORT,) * d, -1)
         for number, axes in enumerate(itertools.combinations_with_replacement(range(d), order)):
             if sums.diagonal and len(set(axes)) > 1:
@@ -62,10 +62,10 @@ def equations(sums: SplineSums) -> Equations:
             times = len(set(itertools.permutations(axes)))  # ∂_i∂_j counts for ∂_j∂_i too
             slope = math.prod(per_cell[i] for i in axes)
             y_unit = math.prod(unit[i] for i in axes)
-            gram += times * slope**2 * _gram(moments, orders, shape)
+            gram = gram + times * slope**2 * _gram(moments, orders, shape)
             right += times * slope * y_unit * _right(columns[..., number], orders, shape)
             total += times * y_unit**2 * float(squares[number])
-        return banded(gram, shape), right, total
+        return banded(_full(np.asarray(gram), shape), shape), right, total
 
     gradient = of_order(1, sums.totals.gradient, sums.totals.gradient_squares)
     if float(sums.totals.hessians) > 0:
@@ -81,11 +81,32 @@ def equations(sums: SplineSums) -> Equations:
 
 
 def _gram(moments: np.ndarray, orders: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """Σ over points of the products of the basis' derivatives of these orders, one axis after the other."""
+    """Σ over points of the products of the basis' derivatives of these orders, one axis after the other.
+
+    Each axis has two in the result: entry (i, k) is of the B-splines i and i + k. That is all: the products of an axis
+    are symmetric, and B-splines further apart than five share no cell.
+    """
     d, block = len(shape), moments
     for axis, (order, n) in enumerate(zip(orders, shape, strict=True)):
         # The first axis left is that of cells, and d − axis further on stands that of Legendre orders.
-        block = np.tensordot(block, _products_on_axis(order, n), ((0, d - axis), (2, 3)))
+        in_cells = np.tensordot(products_in_legendre(order), block, ((2,), (d - axis,)))
+        total = np.zeros((n + DEGREE, SUPPORT, *in_cells.shape[3:]))
+        for a, b in itertools.combinations_with_replacement(range(SUPPORT), 2):
+            total[a : a + n, b - a] += in_cells[a, b]
+        block = np.moveaxis(total, (0, 1), (-2, -1))
+    return block
+
+
+def _full(pairs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The matrix whose entries `_gram` has."""
+    d, block = len(shape), pairs
+    for n in shape:
+        i, j = np.indices((n + DEGREE, n + DEGREE))
+        apart = np.abs(i - j)
+        place = np.where(apart < SUPPORT, np.minimum(i, j) * SUPPORT + apart, (n + DEGREE) * SUPPORT)
+        rows = block.reshape(-1, *block.shape[2:])
+        rows = np.concatenate([rows, np.zeros_like(rows[:1])])  # what is further apart
+        block = np.moveaxis(rows[place], (0, 1), (-2, -1))
     size = math.prod(n + DEGREE for n in shape)
     return block.transpose(*range(0, 2 * d, 2), *range(1, 2 * d, 2)).reshape(size, size)
 
@@ -94,27 +115,12 @@ def _right(products: np.ndarray, orders: tuple[int, ...], shape: tuple[int, ...]
     """Σ over points of y times the basis' derivatives of these orders."""
     d, block = len(shape), products
     for axis, (order, n) in enumerate(zip(orders, shape, strict=True)):
-        block = np.tensordot(block, _rows_on_axis(order, n), ((0, d - axis), (1, 2)))
+        in_cells = np.tensordot(in_legendre(order), block, ((1,), (d - axis,)))
+        total = np.zeros((n + DEGREE, *in_cells.shape[2:]))
+        for a in range(SUPPORT):
+            total[a : a + n] += in_cells[a]
+        block = np.moveaxis(total, 0, -1)
     return block.ravel()
-
-
-@functools.lru_cache(maxsize=16)
-def _products_on_axis(order: int, n: int) -> Float[np.ndarray, "basis basis cells k10"]:
-    """Coefficients of P_0 … P_10 in each cell of the product of two B-splines' derivatives, on an axis of n cells."""
-    table = np.zeros((n + DEGREE, n + DEGREE, n, 2 * DEGREE + 1))
-    for cell in range(n):
-        touched = slice(cell, cell + SUPPORT)
-        table[touched, touched, cell] = products_in_legendre(order)
-    return table
-
-
-@functools.lru_cache(maxsize=16)
-def _rows_on_axis(order: int, n: int) -> Float[np.ndarray, "basis cells k5"]:
-    """Coefficients of P_0 … P_5 in each cell of each B-spline's derivative, on an axis of n cells."""
-    table = np.zeros((n + DEGREE, n, SUPPORT))
-    for cell in range(n):
-        table[cell : cell + SUPPORT, cell] = in_legendre(order)
-    return table
 
 
 ORDER = 3  # of the differences that are penalised, unless said otherwise
