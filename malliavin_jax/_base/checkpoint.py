@@ -123,7 +123,7 @@ class Journal:
         if self._checkpoint is None or not self._checkpoint.path.exists():
             return None
         path = self._checkpoint.path
-        header, arrays = read_archive(path, kind="checkpoint")
+        header, arrays = read_archive(path, kind="checkpoint", remedy="; move it away to start again")
         if header != self._configuration:
             names = {**self._configuration, **header}
             differs = [name for name in names if header.get(name) != self._configuration.get(name)]

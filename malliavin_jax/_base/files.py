@@ -57,8 +57,8 @@ def write_archive(path: Path, header: Mapping[str, str], arrays: Mapping[str, An
     write_whole(path, lambda file: np.savez(file, allow_pickle=False, **columns))
 
 
-def read_archive(path: Path, names: Iterable[str] | None = None, *, kind: str) -> Archive:
-    """The archive at `path`, with the arrays of these names (None: all of them); `kind` names it in errors."""
+def read_archive(path: Path, names: Iterable[str] | None = None, *, kind: str, remedy: str = "") -> Archive:
+    """The archive at `path`, with the arrays of these names (None: all); errors name its `kind`, and a `remedy`."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             header = dict(json.loads(str(stored[_HEADER])))
@@ -66,6 +66,5 @@ def read_archive(path: Path, names: Iterable[str] | None = None, *, kind: str) -
             return Archive(header, {name: stored[name] for name in wanted})
     except _UNREADABLE as error:
         raise ValueError(
-            f"{kind} {path} cannot be read: truncated, damaged or not a {kind} ({error}). "
-            "It was left as it is; move it away to start again"
+            f"{kind} {path} cannot be read: truncated, damaged or not a {kind} ({error}). It was left as it is{remedy}"
         ) from error

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from .._base.checks import check_count, check_shape, is_concrete
+from .._base.checks import check_count, check_shape, has_numbers, is_concrete
 from .._base.types import Key, Place, Scalar
 from ..estimate.field import AbstractField, place_of
 from ..estimate.ratio import Estimate
@@ -123,6 +123,16 @@ class AdaptiveField(AbstractField):
             self.p_values = jnp.ones(groups - 1, jnp.float64)
             self.ring, self.fit_p_value = no_ring(self.mesh), jnp.ones((), jnp.float64)
         self.updates, self.refused, self.changes, self.changed_at = (jnp.zeros((), jnp.int32) for _ in range(4))
+
+    def __repr__(self) -> str:
+        if not has_numbers((self.mesh.low, self.updates, self.reading.episodes)) or np.ndim(self.updates) > 0:
+            return super().__repr__()
+        ends = zip(self.mesh.low.tolist(), self.mesh.high.tolist(), strict=True)
+        known = f"memory of {float(self.memory):.3g} updates, {float(self.effective_episodes):.4g} episodes"
+        found = f"{int(self.changes)} changes found, {int(self.refused)} episodes refused"
+        fit = f"fit p = {float(self.fit_p_value):.2g}"
+        box = ", ".join(f"{low:.3g} to {high:.3g}" for low, high in ends)
+        return f"AdaptiveField({box}; {int(self.updates)} updates: {known}, {found}, {fit})"
 
     @property
     def memory(self) -> Scalar:

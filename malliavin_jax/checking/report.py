@@ -12,6 +12,7 @@ import math
 import warnings
 from typing import Any, Literal
 
+from .._base.checks import described
 from ..samples.samples import Samples
 from .identities import hessian_fit, integration_by_parts, weighed
 from .learners import Log, first_episodes, learner_reports
@@ -118,7 +119,8 @@ def consistency(recording: Log, samples: Samples | None = None) -> Consistency:
         The report: what was recorded beside what the steps show, and the findings.
 
     Raises:
-        ValueError: if the recording holds more than 64 different learners, or if `samples` are of another dimension.
+        ValueError: if `recording` is none, if it holds more than 64 different learners, or if `samples` are of another
+            dimension.
 
     Example:
         ```python
@@ -133,6 +135,9 @@ def consistency(recording: Log, samples: Samples | None = None) -> Consistency:
         report.ok, report.findings  # True, ()
         ```
     """
+    if not callable(getattr(recording, "part", None)):
+        remedy = "Recording(x, gradient, hessian, step_size=…, inverse_temperature=…) makes one"
+        raise ValueError(f"recording must be a Recording, got {described(recording)}: {remedy}")
     if samples is not None and samples.dim != recording.dim:
         raise ValueError(f"samples must have the dimension of the recording, {recording.dim}, got {samples.dim}")
     checked_learners = learner_reports(recording)

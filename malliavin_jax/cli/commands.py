@@ -22,16 +22,16 @@ from ..fields.malliavin import MalliavinField
 from ..models.selection import short_localizer
 from ..recording.recording import Recording
 from ..recovery.integration import loss_from_estimates
-from ..recovery.loss import Loss
-from ..samples.completion import MISSING
+from ..samples.recorded import stops_of
 from ..samples.samples import Samples
 from ..streaming.accumulator import Accumulator
 from ..streaming.streams import accumulate
-from .output import Place, Voice, as_json, gradient_rows, loss_rows
+from .output import Place, Voice, as_json, gradient_rows, loss_rows, many, point_lines, summary_of
 
 _IN_MEMORY = 2**26  # numbers of x, gradient and Hessian at the conditioning steps: more, and they are streamed
 _POINTS = {1: 61, 2: 25, 3: 11}  # of the default grid, on each axis
 _GRID_NUMBERS = 2**21  # of the Hessians along the episodes whose positions the default grid is laid over
+_FEW = 20  # points whose gradients are printed
 _ALPHAS = 64  # points of the grid whose estimates are made at a time
 _WEIGHTS = "the weights do not integrate by parts"
 
@@ -86,10 +86,10 @@ def run_estimate(
     if alphas is None:
         alphas = _mesh(_checked_axes(grid or [], recording.dim))
     if alphas.shape[1] != recording.dim:
-        raise ValueError(f"--at must give points of {recording.dim} numbers for these data, got {alphas.shape[1]}")
+        raise ValueError(f"--at must give points of {many(recording.dim, 'number')}, got {alphas.shape[1]}")
     _check_first(recording, place, request, voice)
     bank = _weigh(recording, request, voice)
-    voice.note(f"estimating the gradient at {len(alphas)} points")
+    voice.note(f"estimating the gradient at {many(len(alphas), 'point')}")
     estimates = _estimates(bank, jnp.asarray(alphas.astype(recording.dtype)), request)
 
     voice.note("writing" if place.folder is not None else "done")
@@ -101,7 +101,9 @@ def run_estimate(
     if recording.dim <= 2:
         place.picture("estimate.png", lambda file: pictures.draw_gradient(file, alphas, estimates, place.title))
     untrusted = int(np.sum(~np.asarray(estimates.trusted)))
-    if untrusted:
+    if len(alphas) <= _FEW:
+        voice.say(point_lines(alphas, estimates))
+    elif untrusted:
         voice.say(f"{untrusted} of {len(alphas)} points are not carried by the data (trusted = false)")
     _finish(place, content, voice)
     return 0
@@ -130,7 +132,7 @@ def run_recover(data: Path, place: Place, request: Request, grid: list[np.ndarra
     place.table("loss.csv", losses)
     place.picture("loss.png", lambda file: pictures.draw_loss(file, loss, place.title))
     place.picture("gradient.png", lambda file: pictures.draw_gradient(file, alphas, estimates, place.title))
-    report = f"{_summary(recording, bank.samples, loss, estimates, alphas)}\n\n{check}"
+    report = f"{summary_of(recording, bank.samples, loss, estimates, alphas)}\n\n{check}"
     report = f"check failed: {'; '.join(place.failed)}\n\n{report}" if place.failed else report
     place.write("report.txt", report + "\n")
     voice.say(report)
@@ -190,7 +192,8 @@ def _load_complete(data: Path, request: Request, voice: Voice) -> Recording:
 
 def _check_first(recording: Recording, place: Place, request: Request, voice: Voice) -> Consistency:
     """Hold the data against their learner; an error if they do not fit, or marks on the outputs if the user insists."""
-    voice.note(f"checking {recording.num_episodes} episodes against the law of the learner")
+    _check_stops(recording, request)
+    voice.note(f"checking {many(recording.num_episodes, 'episode')} against the law of the learner")
     report = _report_quietly(recording)
     # What --safe is there for is no reason to refuse it.
     findings = [text for text in report.findings if not (request.safe and text.startswith(_WEIGHTS))]
@@ -202,6 +205,18 @@ def _check_first(recording: Recording, place: Place, request: Request, voice: Vo
     for text in findings:
         voice.note(f"check failed: {text}")
     return report
+
+
+def _check_stops(recording: Recording, request: Request) -> None:
+    """What is wrong with --times, --steps or --chunk-size is said before the work."""
+    if request.times is not None or request.steps is not None:
+        first = recording.part(0, 1, hessian=False)  # of the others later: learners may differ
+        stops_of(request.times, request.steps, first["step_size"], 1, recording.num_steps + 1, first["last_steps"])
+    if request.chunk_size is not None and request.chunk_size >= recording.num_episodes:
+        raise ValueError(
+            f"--chunk-size must leave at least two chunks of these {recording.num_episodes} episodes, "
+            f"got {request.chunk_size}"
+        )
 
 
 def _report_quietly(recording: Recording, samples: Samples | None = None) -> Consistency:
@@ -220,15 +235,11 @@ def _weigh(recording: Recording, request: Request, voice: Voice) -> Bank:
         steps = recording.usual_steps()
     at_stops = len(times or steps or ()) * (2 * recording.dim + recording.dim**2)
     each = at_stops + (recording.num_steps + 1) * recording.dim**2  # numbers an episode takes, with all its Hessians
-    voice.note(f"weighing them at {len(times or steps or ())} {'times' if times is not None else 'steps'}")
+    voice.note(f"weighing them at {many(len(times or steps or ()), 'time' if times is not None else 'step')}")
     if request.chunk_size is None and recording.num_episodes * each <= _IN_MEMORY:
         return Bank(recording.samples(times=times, steps=steps, model="spline"), ())
     chunk_size = request.chunk_size or max(1000, _IN_MEMORY // (4 * each))
     chunks = recording.chunks(chunk_size, times=times, steps=steps)
-    if len(chunks) < 2:
-        raise ValueError(
-            f"--chunk-size must leave at least two chunks of these {recording.num_episodes} episodes, got {chunk_size}"
-        )
     voice.note(f"{recording.num_episodes} episodes in {len(chunks)} chunks; the first chooses length and control")
     return Bank(chunks[0], tuple(eqx.Partial(chunks.__getitem__, number) for number in range(1, len(chunks))))
 
@@ -248,12 +259,13 @@ def _estimates(bank: Bank, alphas: Float[Array, "q d"], request: Request) -> Est
     return accumulate(bank.later, accumulator, progress=True).estimate()
 
 
-# The grid, and what is said about the loss on it.
+# The grid.
 
 
 def _checked_axes(grid: list[np.ndarray], dim: int) -> list[np.ndarray]:
     if len(grid) != dim:
-        raise ValueError(f"--grid must have {dim} axes for these data, got {len(grid)}")
+        axes = f"{dim} axis" if dim == 1 else f"{dim} axes"
+        raise ValueError(f"--grid must have {axes} for these data, got {len(grid)}")
     return grid
 
 
@@ -278,21 +290,3 @@ def points_of(words: Sequence[str]) -> np.ndarray:
 
 def _mesh(axes: list[np.ndarray]) -> np.ndarray:
     return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
-
-
-def _summary(recording: Recording, samples: Samples, loss: Loss, estimates: Estimate, alphas: np.ndarray) -> str:
-    value = np.ravel(np.asarray(loss.value))
-    lowest, carried = int(np.nanargmin(value)), np.asarray(estimates.trusted)
-    lines = [
-        f"{recording.num_episodes} episodes of up to {recording.num_steps} steps in {recording.dim} dimensions"
-        + (f" ({recording.dropped} dropped)" if recording.dropped else ""),
-        f"loss on {len(alphas)} grid points, {carried.sum()} of them trusted; lowest at "
-        f"({', '.join(f'{a:.4g}' for a in alphas[lowest])}), highest {np.nanmax(value):.4g} above",
-        f"median standard error of the gradient {np.median(np.asarray(estimates.stderr)[carried]):.3g}",
-    ]
-    if samples.rung != "hessians":
-        lines.append(MISSING[samples.rung])
-    if loss.curl is not None and loss.curl_expected is not None:
-        curl, noise = float(loss.curl), float(loss.curl_expected)
-        lines.append(f"part of the field that is no gradient {curl:.3g} (noise alone: {noise:.3g})")
-    return "\n".join(lines)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -89,8 +89,14 @@ def _run(arguments: argparse.Namespace, *, own_process: bool) -> int:
     return commands.run_recover(arguments.data, place, request, arguments.grid, voice)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In one line, as every other mistake."""
+        self.exit(2, f"{self.prog.split()[0]}: {message.removeprefix('argument ')} ({self.prog} --help explains)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="malliavin-jax",
         description="Recover a learner's loss from its trajectories, with error bars.",
         epilog="malliavin-jax COMMAND --help explains a command and gives an example",
@@ -176,9 +182,7 @@ def _add_estimation_options(command: argparse.ArgumentParser) -> None:
         metavar="K",
         help="conditioning steps (default: eight, up to the median number of steps)",
     )
-    command.add_argument(
-        "--safe", action="store_true", help="short localizer: where episodes end because of where they are"
-    )
+    command.add_argument("--safe", action="store_true", help="for episodes that end because of where they are")
     command.add_argument(
         "--chunk-size",
         type=_count,
@@ -204,12 +208,8 @@ def _add_watch(commands: Any) -> None:
     watch.add_argument("--grid", type=_grid, help="low:high:count for each axis (default: around the first update)")
     watch.add_argument("--episodes", type=_count, default=50, metavar="N", help="that make an update (default: 50)")
     watch.add_argument("--piece-steps", type=_count, metavar="N", help="cut long episodes into pieces of so many steps")
-    watch.add_argument(
-        "--forgetting", type=float, metavar="R", help="factor of an update (default: chosen from the data)"
-    )
-    watch.add_argument(
-        "--every", type=_seconds, default=5.0, metavar="S", help="seconds between refreshings (default: 5)"
-    )
+    watch.add_argument("--forgetting", type=float, metavar="R", help="factor of an update (default: from the data)")
+    watch.add_argument("--every", type=_seconds, default=5.0, metavar="S", help="seconds between looks (default: 5)")
     watch.add_argument("--once", action="store_true", help="learn what is there, and end")
     watch.add_argument("--idle", type=_seconds, metavar="S", help="end when nothing new has come for so many seconds")
 
@@ -272,10 +272,9 @@ def _count(text: str) -> int:
 
 def _seconds(text: str) -> float:
     """A positive number."""
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
-    return seconds
+    if re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e-?\d+)?", text) and 0 < float(text) < math.inf:
+        return float(text)
+    raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
 
 
 def _grid(text: str) -> list[np.ndarray]:

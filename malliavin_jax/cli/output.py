@@ -18,9 +18,13 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 
+from .._base.checks import plus_minus
 from .._base.files import write_whole
 from ..estimate.ratio import Estimate
+from ..recording.recording import Recording
 from ..recovery.loss import Loss
+from ..samples.completion import MISSING
+from ..samples.samples import Samples
 
 _CACHE_BYTES = 2**28  # of compiled programs that are kept
 
@@ -204,11 +208,46 @@ def gradient_rows(alphas: np.ndarray, estimates: Estimate) -> list[dict[str, Any
     ]
 
 
+def point_lines(alphas: np.ndarray, estimates: Estimate) -> str:
+    """A few points, a line each: the gradient there with its standard error."""
+    lines = []
+    for i, alpha in enumerate(alphas):
+        pairs = zip(np.asarray(estimates.value)[i], np.asarray(estimates.stderr)[i], strict=True)
+        entries = ", ".join(plus_minus(value, stderr) for value, stderr in pairs)
+        place, trusted = ", ".join(f"{number:.6g}" for number in alpha), bool(estimates.trusted[i])
+        lines.append(f"gradient at {place}: {entries}{'' if trusted else ' (not trusted)'}")
+    return "\n".join(lines)
+
+
+def many(number: int, thing: str) -> str:
+    """\"1 step\", \"2 steps\"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def loss_rows(alphas: np.ndarray, loss: Loss) -> list[dict[str, Any]]:
     """One row for each point of the grid."""
     names = [*(f"alpha_{i + 1}" for i in range(alphas.shape[1])), "loss", "stderr"]
     numbers = np.column_stack([alphas, np.ravel(loss.value), np.ravel(loss.stderr)]).tolist()
     return [dict(zip(names, row, strict=True)) for row in numbers]
+
+
+def summary_of(recording: Recording, samples: Samples, loss: Loss, estimates: Estimate, alphas: np.ndarray) -> str:
+    """What a recovery found, in a few lines."""
+    value = np.ravel(np.asarray(loss.value))
+    lowest, carried = int(np.nanargmin(value)), np.asarray(estimates.trusted)
+    lines = [
+        f"{many(recording.num_episodes, 'episode')} of up to {many(recording.num_steps, 'step')} in "
+        f"{many(recording.dim, 'dimension')}" + (f" ({recording.dropped} dropped)" if recording.dropped else ""),
+        f"loss on {len(alphas)} grid points, {carried.sum()} of them trusted; lowest at "
+        f"({', '.join(f'{a:.4g}' for a in alphas[lowest])}), highest {np.nanmax(value):.4g} above",
+        f"median standard error of the gradient {np.median(np.asarray(estimates.stderr)[carried]):.3g}",
+    ]
+    if samples.rung != "hessians":
+        lines.append(MISSING[samples.rung])
+    if loss.curl is not None and loss.curl_expected is not None:
+        curl, noise = float(loss.curl), float(loss.curl_expected)
+        lines.append(f"part of the field that is no gradient {curl:.3g} (noise alone: {noise:.3g})")
+    return "\n".join(lines)
 
 
 def as_json(content: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .. import plots
+from .._base.checks import plus_minus
 from .._base.files import write_whole
 from ..estimate.ratio import Estimate
 from ..plots.plane import PLANE
@@ -71,7 +72,7 @@ def _bars(ax: Any, x: np.ndarray, estimates: Estimate) -> None:
     if len(x) == 1:
         ax.set_xlim(x[0] - 1, x[0] + 1)
         if trusted[0]:
-            note = f"{value[0]:.4g} ± {stderr[0]:.2g}"
+            note = plus_minus(value[0], stderr[0])
             ax.annotate(note, (x[0], value[0]), xytext=(10, 0), textcoords="offset points", va="center")
     ax.margins(0.1, 0.25)
     ax.grid(axis="y", color="0.9")
@@ -90,7 +91,7 @@ def _plane(ax: Any, alphas: np.ndarray, estimates: Estimate) -> None:
         ax.figure.colorbar(image, ax=ax, label="|∇L(α)| (loss per unit of state)")
         every = [np.arange(n) % -(-n // _ARROWS) == -(-n // _ARROWS) // 2 for n in (len(x), len(y))]
         shown &= np.outer(*every).ravel()
-        ax.set_title("−∇L(α) over its size; blank: not trusted", fontsize=10)
+        ax.set_title("−∇L(α), over an image of its size; blank: not trusted", fontsize=10)
         colour = "white"
     else:
         ax.plot(*alphas[~trusted].T, ".", color="0.8", markersize=3)

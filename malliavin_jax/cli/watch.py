@@ -128,6 +128,8 @@ def _follow(data: Path, place: Place, request: Watch, voice: Voice, journal: Jou
 
 def _first_row(data: Path, request: Watch, voice: Voice) -> RecordedRows:
     """The first row of the folder, once there is one; what it holds must be enough for a fit."""
+    if data.is_file():
+        raise ValueError(f"{data} is a file, and watch follows the folder of a Recorder: recover reads files")
     began, told = time.monotonic(), False
     while True:
         stop_if_interrupted()
@@ -137,7 +139,7 @@ def _first_row(data: Path, request: Watch, voice: Voice) -> RecordedRows:
         if request.once or (request.idle is not None and time.monotonic() - began > request.idle):
             raise ValueError(f"{data} must be the folder of a Recorder with at least one row: there is none")
         if not told:
-            voice.note(f"waiting for a recorder to write to {data}")
+            voice.note(f"waiting for a recorder to write to {data} (Ctrl-C ends)")
             told = True
         time.sleep(request.every)
     if (dim := rows.x.shape[1]) > 2:
@@ -257,12 +259,11 @@ def _write(data: Path, place: Place, request: Watch, voice: Voice, done: int, st
         name: getattr(history, name)[:moments].tolist() for name in ("update", "row", "memory", "changes")
     }
     if len(axes) == 1:
-        told["history"] |= {"alpha": _axes(field, request, thin=True)[0].tolist()}
-        told["history"] |= {"loss": history.loss[:moments].tolist()}
-    losses = loss_rows(alphas, loss)
-    content = as_json({**told, "loss": losses, "gradient": gradient_rows(alphas, estimates)})
+        axis = _axes(field, request, thin=True)[0]
+        told["history"] |= {"alpha": axis.tolist(), "loss": history.loss[:moments].tolist()}
+    content = as_json({**told, "loss": loss_rows(alphas, loss), "gradient": gradient_rows(alphas, estimates)})
     place.written.clear()
-    place.table("loss.csv", losses)
+    place.table("loss.csv", loss_rows(alphas, loss))
     place.write("watch.json", content)
     past = History(history.stride, *(array[:moments] for array in history[1:]))
     place.picture("loss.png", lambda file: pictures.draw_watch(file, loss, past, _axes(field, request, thin=True)[0]))
@@ -275,9 +276,8 @@ def _write(data: Path, place: Place, request: Watch, voice: Voice, done: int, st
         f"standard error of the gradient {error}"
     )
     if told["outside"] > 0.05 and request.grid is None:
-        voice.note(
-            f"{told['outside']:.0%} of the newest points are outside the grid: --grid LOW:HIGH:COUNT --overwrite"
-        )
+        share = f"{told['outside']:.0%} of the newest points"
+        voice.note(f"{share} are outside the grid: --grid LOW:HIGH:COUNT --overwrite")
 
 
 def _told(data: Path, request: Watch, done: int, state: State, rung: str) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def conditional_expectation(
     alpha: Place,
     localizer: Localizer,
 ) -> Estimate:
-    """E[ℓ(X_s) | X_s = α] for any ℓ with m components, by the formula at the head of this file.
+    """E[ℓ(X_s) | X_s = α] = E[w ℓ − ∇ℓ·G] / E[w], w = K + G·S, for any ℓ with m components.
+
+    K is the kernel of the localizer at X_s − α, G the term that removes its bias, S the weight of the path.
 
     ℓ = g, the learner's gradient, with the Hessian for Jacobian, is the counterfactual gradient. The estimate is
     unbiased for every length of the localizer (up to the core of `Gaussian`).

@@ -42,7 +42,10 @@ def place_of(alpha: Any, dim: int | None = None, dtype: Any = None) -> Vector:
     array = array if dtype is None else array.astype(dtype)
     if array.ndim == 0 and dim in (1, None):
         return array.reshape(1)
-    many = array.ndim == 2 and dim in (None, array.shape[1])
-    remedy = "for many points at once, jax.vmap(field)(alphas)" if many else "one point α"
+    remedy = "one point α"
+    if array.ndim == 2 and dim in (None, array.shape[1]):
+        remedy = "for many points at once, jax.vmap(field)(alphas)"
+    elif array.ndim == 1 and dim == 1:
+        remedy = "for many points at once, jax.vmap(field)(alphas[:, None])"
     check_shape("alpha", array, (dim,), "d", remedy)
     return array

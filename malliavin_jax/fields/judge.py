@@ -29,6 +29,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from .._base.checks import has_numbers
 from .._base.mesh import on_one_thread, to_device
 from .._base.small_tensors import HIGHEST
 from .._base.types import Scalar, Vector
@@ -205,6 +206,14 @@ class GoodnessOfFit(eqx.Module):
     difference: Float[Array, "alphas d"]
     stderr: Float[Array, "alphas d"]
     trusted: Bool[Array, " alphas"]
+
+    def __repr__(self) -> str:
+        if not has_numbers(self) or np.ndim(self.p_value) > 0:
+            return super().__repr__()
+        trusted = np.asarray(self.trusted)
+        off = np.abs(np.asarray(self.difference) / np.asarray(self.stderr))[trusted]
+        worst = f", largest difference {off.max():.2g} standard errors" if off.size else ""
+        return f"GoodnessOfFit(p = {float(self.p_value):.2g}{worst}; {trusted.sum()} of {trusted.size} places trusted)"
 
 
 def goodness_of_fit(

@@ -101,7 +101,7 @@ def load_field(path: str | os.PathLike) -> AbstractField:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"path must be a file that save_field wrote, and {path} is not there")
-    header, arrays = read_archive(path, kind="field")
+    header, arrays = read_archive(path, kind="field", remedy="; load reads recordings")
     if header.get("format") != _FORMAT or header.get("version") != _VERSION:
         got = f"{header.get('format')!r}, version {header.get('version')!r}"
         raise ValueError(f"{path} must hold a {_FORMAT!r}, version {_VERSION!r}, it holds {got}")

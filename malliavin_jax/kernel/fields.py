@@ -37,7 +37,7 @@ from .local_fit import Points, check_degree, cut_points, local_estimate
 
 
 class NadarayaWatson(AbstractField):
-    """The local average of the gradients: value = Σ_i K_i g_i / Σ_i K_i, K as at the head of this file.
+    """The local average of the gradients: Σ_i K_i g_i / Σ_i K_i, K_i = exp(−|x_i − α|²/(2h²)), h one an axis.
 
     Where the average cannot be trusted its value is the same ratio, free of underflow (far away it is the gradient of
     the nearest sample), and its standard error is infinite.
@@ -82,7 +82,9 @@ class NadarayaWatson(AbstractField):
 
 
 class LocalPolynomial(AbstractField):
-    """The local polynomial fit of the gradients, of degree 1, 2 or 3, as at the head of this file.
+    """The local polynomial fit of the gradients, of degree 1, 2 or 3: β₀ of argmin Σ_i K_i |g_i − φ_iᵀβ|².
+
+    K_i is the kernel of `NadarayaWatson`, and φ_i holds the monomials of (x_i − α)/h up to the degree.
 
     Args:
         samples: positions and gradients; Hessians are not used.

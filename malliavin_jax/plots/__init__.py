@@ -16,6 +16,7 @@ from .errors import (
     bias_and_error as bias_and_error,
     convergence as convergence,
     error_comparison as error_comparison,
+    gradient_errors as gradient_errors,
     weight_tails as weight_tails,
 )
 from .plane import curl_map as curl_map, field_arrows as field_arrows, loss_surface as loss_surface

@@ -6,7 +6,58 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from .style import MARKERS, RMSE, new_axes, styled
+from ..estimate.ratio import Estimate
+from .style import ERROR, MARKERS, RMSE, STATE, band, new_axes, styled
+
+
+def gradient_errors(
+    alphas: Any, estimates: Mapping[str, Estimate], truth: Any, *, ylabel: str = ERROR, ax: Axes | None = None
+) -> Axes:
+    """Estimated gradients less the true one, each with its band of ± 1.96 standard errors.
+
+    Beside `gradient_bands`, whose curves lie on one another where estimates are good. The axis is scaled by the best of
+    the estimates: one that is more than ten times worse leaves the picture.
+
+    Args:
+        alphas: the grid, of shape (points,) or (points, 1).
+        estimates: by name, each with fields of shape (points, 1), as `jax.vmap(field)(alphas)` gives them.
+        truth: the true gradient on the grid.
+        ylabel: for estimates of something else.
+        ax: where to draw; without it, a new figure.
+
+    Returns:
+        The axes.
+
+    Example:
+        ```python
+        import jax
+        import jax.numpy as jnp
+        import malliavin_jax as mj
+        from malliavin_jax import plots
+
+        loss = mj.potentials.Quartic()
+        learner = mj.ForwardLearner(loss, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+        samples = mj.observe(jax.random.key(0), learner, num_episodes=2000, times=[0.4, 0.8])
+        alphas = jnp.linspace(-1.0, 1.0, 9)[:, None]
+        estimates = jax.jit(jax.vmap(mj.MalliavinField(samples)))(alphas)
+        plots.gradient_errors(alphas, {"estimate": estimates}, jax.vmap(loss.gradient)(alphas))
+        ```
+    """
+    ax, alphas, true = new_axes(ax), np.asarray(alphas).ravel(), np.asarray(truth).ravel()
+    reach = []
+    for style, (name, estimate) in styled(estimates):
+        error, stderr = np.asarray(estimate.value)[:, 0] - true, np.asarray(estimate.stderr)[:, 0]
+        trusted = np.asarray(estimate.trusted)
+        band(ax, alphas, error, stderr, trusted, style=style, name=name)
+        known = trusted & np.isfinite(error) & np.isfinite(stderr)
+        reach += [float(np.max(np.abs(error[known]) + 1.96 * stderr[known]))] if known.any() else []
+    ax.axhline(0.0, color="black", linestyle="--", linewidth=1.2)
+    if reach and max(reach) > 0:
+        top = 1.1 * min(max(reach), 10 * min(reach) or max(reach))
+        ax.set_ylim(-top, top)
+    ax.set(xlabel=STATE, ylabel=ylabel)
+    ax.legend(frameon=False)
+    return ax
 
 
 def convergence(
@@ -53,6 +104,8 @@ def convergence(
 def error_comparison(errors: Mapping[str, Mapping[str, float]], *, xlabel: str = RMSE, ax: Axes | None = None) -> Axes:
     """Errors of several methods in several cases, as marks on a logarithmic axis.
 
+    The marks of a case stand a little below one another, in the order of the methods, so that equal errors are seen.
+
     Args:
         errors: `errors[method][case]`. Cases stand below one another in the order of their first mention; a method may
             leave some out.
@@ -73,8 +126,9 @@ def error_comparison(errors: Mapping[str, Mapping[str, float]], *, xlabel: str =
     cases = list(dict.fromkeys(case for row in errors.values() for case in row))
     for height in range(len(cases)):
         ax.axhline(height, color="0.85", linewidth=0.8, zorder=0)
-    for (style, (name, row)), marker in zip(styled(errors), MARKERS * len(errors), strict=False):
-        heights = [cases.index(case) for case in row]
+    shifts = 0.11 * (np.arange(len(errors)) - (len(errors) - 1) / 2) * min(1.0, 6 / len(errors))
+    for (style, (name, row)), marker, shift in zip(styled(errors), MARKERS * len(errors), shifts, strict=False):
+        heights = [cases.index(case) + shift for case in row]
         ax.plot(list(row.values()), heights, marker, markersize=7, color=style["color"], label=name, alpha=0.9)
     ax.set(xscale="log", xlabel=xlabel, yticks=range(len(cases)), yticklabels=cases)
     ax.set_ylim(len(cases) - 0.5, -0.5)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from ..estimate.ratio import Estimate
 from .style import COLOURS, new_axes
@@ -40,7 +41,7 @@ def loss_surface(grid: Any, value: Any, *, ceiling: float | None = None, ax: Axe
     x, y = (np.asarray(axis) for axis in grid)
     filled = ax.contourf(x, y, height.T, levels, cmap="cividis")
     ax.contour(x, y, height.T, levels, colors="white", linewidths=0.4, alpha=0.6)
-    ax.figure.colorbar(filled, ax=ax, label="loss, above its minimum")
+    ax.figure.colorbar(filled, ax=ax, label="loss, above its minimum", ticks=MaxNLocator(6))
     ax.set(**PLANE)
     return ax
 

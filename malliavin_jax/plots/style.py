@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 TRUTH: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.2, "label": "truth"}
 STATE, SLOPE = "α (units of the state)", "∇L(α) (loss per unit of state)"
+ERROR = "estimate − ∇L(α) (loss per unit of state)"
 RMSE = "RMSE of ∇L (loss per unit of state)"
 MARKERS = "osD^v<>ph"
 

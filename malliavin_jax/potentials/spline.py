@@ -37,7 +37,8 @@ class Spline(AbstractPotential):
 
     Args:
         coefficients: θ, one axis of K_i + 5 for each of d = 1, 2 or 3 coordinates.
-        low, high: the ends of the box of the mesh, (d,).
+        low: the lower ends of the box of the mesh, (d,).
+        high: the upper ones.
 
     Raises:
         ValueError: for more than three dimensions, fewer than 6 coefficients along an axis, or an empty box.
@@ -61,11 +62,9 @@ class Spline(AbstractPotential):
 
     def __init__(self, coefficients: Any, low: Any, high: Any):
         self.coefficients = float_array("coefficients", coefficients)
-        d = self.coefficients.ndim
-        if not 1 <= d <= 3 or min(self.coefficients.shape) < SUPPORT:
-            raise ValueError(
-                f"coefficients must have 1, 2 or 3 axes of at least {SUPPORT}, got shape {self.coefficients.shape}"
-            )
+        d, shape = self.coefficients.ndim, self.coefficients.shape
+        if not 1 <= d <= 3 or min(shape) < SUPPORT:
+            raise ValueError(f"coefficients must have 1, 2 or 3 axes of at least {SUPPORT}, got shape {shape}")
         self.low, self.high = float_array("low", low), float_array("high", high)
         for name, end in (("low", self.low), ("high", self.high)):
             check_shape(name, end, (d,))

@@ -66,7 +66,12 @@ def loss_from_field(
     chunk_size = check_count("chunk_size", chunk_size)
     least = _PIECES[len(axes)]
     divided = [-(-least // (len(axis) - 1)) if pieces is None else check_count("pieces", pieces) for axis in axes]
-    on_grid = _on(field, axes, key, chunk_size)
+    try:
+        on_grid = _on(field, axes, key, chunk_size)
+    except ValueError as error:
+        if not str(error).startswith("alpha must have shape"):
+            raise
+        raise ValueError(f"grid must have an axis for each dimension of the field, got {len(axes)}: {error}") from error
     if all(number == 1 for number in divided):
         return loss_from_estimates(on_grid, axes)
     usable = _gradients_on(axes, on_grid).usable

@@ -47,7 +47,9 @@ class Loss(eqx.Module):
         if value.ndim != len(axes) or not known.any():
             return super().__repr__() if known.any() else f"Loss({size} points, {places}: nothing known)"
         lowest = np.unravel_index(np.nanargmin(value), value.shape)
-        where = ", ".join(f"{float(axis[i]):.3g}" for axis, i in zip(axes, lowest, strict=True))
+        spacings = [float(np.max(np.abs(axis))) * 1e-6 for axis in axes]  # what is nearer to 0 is its rounding
+        near = [float(axis[i]) for axis, i in zip(axes, lowest, strict=True)]
+        where = ", ".join(f"{0.0 if abs(at) < tiny else at:.3g}" for at, tiny in zip(near, spacings, strict=True))
         notes = [
             f"lowest at {where}",
             f"highest {np.nanmax(value):.4g}",

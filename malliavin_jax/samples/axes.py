@@ -3,6 +3,7 @@
 from typing import Any
 
 AXES = ("episodes", "points", "d")
+_LOW, _LONG = 10, 50  # an array of so few columns and so many rows is one long log, (rows, d), rather than episodes
 
 
 def check_axes(name: str, shape: tuple[int, ...], like: tuple[int, ...] | None = None) -> None:
@@ -28,6 +29,12 @@ def check_hessian_axes(shape: tuple[int, ...], x: tuple[int, ...]) -> None:
 
 def _remedy(name: str, shape: tuple[int, ...], like: tuple[Any, ...] | None) -> str:
     """What to do about a wrong shape, where that can be told."""
+    if like is None and len(shape) == 2 and 0 < shape[1] <= _LOW < _LONG <= shape[0]:
+        return (
+            f": one log of {shape[0]} rows is cut where its episodes start by split_log(…, starts=…), and one chain "
+            f"without restarts by piece_steps=… (--piece-steps); if it holds {shape[0]} episodes in one dimension, add "
+            f"the last axis, {name}[..., None]"
+        )
     if len(shape) == 2 and (like is None or (*shape, 1) == like):
         return f": in one dimension add the last axis, {name}[..., None]"
     if like is not None and len(shape) == len(like):

@@ -186,7 +186,7 @@ def per_episode(name: str, value: Any, episodes: int, dtype: Any) -> Float[Array
     check_positive(name, value)
     if np.ndim(value) > 0:
         check_shape(name, value, (episodes,), "episodes")
-    return jnp.broadcast_to(jnp.asarray(value).astype(dtype), (episodes,))
+    return jnp.broadcast_to(jnp.asarray(value, jax.dtypes.canonicalize_dtype(dtype)), (episodes,))
 
 
 def per_step(step_size: Any, episodes: int, points: int) -> Any:

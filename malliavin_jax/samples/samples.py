@@ -83,6 +83,10 @@ class Samples(eqx.Module):
                 f"samples of {self.rung} cannot be split: what was not observed comes from a model of all their "
                 "episodes; make samples of the episodes wanted, recording by recording"
             )
+        if isinstance(episodes, str):
+            raise ValueError(
+                f"samples[…] takes episodes, got {episodes!r}: the arrays are samples.x, samples.gradient, …"
+            )
         if isinstance(episodes, tuple):
             raise ValueError(f"samples[…] takes episodes alone, got {len(episodes)} indices; index samples.x for times")
         if isinstance(episodes, int | np.integer):

@@ -109,7 +109,13 @@ def test_estimate_writes_a_table_that_holds_the_gradient(folder, tmp_path, capsy
     assert main(words) == 2
     assert "holds estimate.csv, estimate.json, estimate.png already: give --overwrite" in capsys.readouterr().err
     assert main([*words, "--overwrite"]) == 0
-    assert "1 of 2 points are not carried by the data" in capsys.readouterr().out
+    near, far, _ = capsys.readouterr().out.splitlines()  # few points are printed, each with its standard error
+    row = table(tmp_path / "estimate.csv")[0]
+    value, error = map(float, near.removeprefix("gradient at -0.5: ").split(" ± "))
+    assert value == pytest.approx(row["gradient_1"], abs=row["stderr_1"])
+    assert error == pytest.approx(row["stderr_1"], rel=0.1)
+    assert far.startswith("gradient at 40: ")
+    assert far.endswith("(not trusted)")
     assert json.loads((tmp_path / "estimate.json").read_text())["points"][1]["stderr_1"] is None
 
 
@@ -123,7 +129,7 @@ def test_recover_in_chunks(folder, tmp_path, capsys):
     for name in ("loss.png", "gradient.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
     report = (tmp_path / "report.txt").read_text()
-    assert "1200 episodes of up to 12 steps in 1 dimensions" in report
+    assert "1200 episodes of up to 12 steps in 1 dimension\n" in report
     assert "the data fit the learner" in report
     assert report.strip() in capsys.readouterr().out
 
@@ -178,9 +184,9 @@ WRONG = {
     r"nothing.npz must be a .npz file or a folder of .npy files, and is not there": ["check", "nothing.npz"],
     r"text.npz cannot be read": ["recover", "text.npz"],
     r"step_size is in": ["check", "run.npz", "--step-size", "0.2"],
-    r"--at must give points of 1 numbers for these data, got 2": ["estimate", "run.npz", "--at", "-0.1,0.2"],
+    r"--at must give points of 1 number, got 2": ["estimate", "run.npz", "--at", "-0.1,0.2"],
     r"--at must be points with equally many numbers": ["estimate", "run.npz", "--at", "0.1", "0.1,0.2"],
-    r"--grid must have 1 axes for these data, got 2": ["estimate", "run.npz", "--grid", "0:1:3,0:1:3"],
+    r"--grid must have 1 axis for these data, got 2": ["estimate", "run.npz", "--grid", "0:1:3,0:1:3"],
     r"steps must lie inside the recorded paths, of 12 steps, got 13": [
         "estimate", "run.npz", "--at", "0", "--steps", "13",
     ],
@@ -225,7 +231,9 @@ def test_mistakes_in_the_words(words, message, capsys):
     with pytest.raises(SystemExit) as stop:
         main(words)
     assert stop.value.code == 2
-    assert message in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert line.endswith("--help explains)")
 
 
 def test_bad_episodes_may_be_dropped(folder, capsys):

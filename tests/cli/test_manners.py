@@ -43,7 +43,7 @@ def test_forced_outputs_are_marked_and_json_is_alone_on_standard_output(flipped,
     for line in (
         "reading ",
         "checking 600 episodes",
-        "weighing them at 1 steps",
+        "weighing them at 1 step\n",
         "estimating the gradient at 2 points",
     ):
         assert line in printed.err
@@ -129,7 +129,7 @@ def test_one_point_is_an_error_bar():
     low, high = ax.get_ylim()
     assert low < -0.2 < 0.2 < high
     assert ax.get_xlim() == (-1, 1)
-    assert [text.get_text() for text in ax.texts] == ["0 ± 0.1"]
+    assert [text.get_text() for text in ax.texts] == ["0.00 ± 0.10"]
     ax = axes_of(pictures._bars, np.zeros(1), some_estimates(np.zeros((1, 1)), trusted=False))
     assert "not trusted" in [text.get_text() for text in ax.get_legend().get_texts()]
 

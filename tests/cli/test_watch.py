@@ -185,6 +185,7 @@ def test_mistakes_are_one_line_and_cost_nothing(run, tmp_path, capsys):
     assert "differs in episodes" in refused(folder, "--out", out, "--episodes", 30, "--grid", "-1.5:1.5:31")
     (tmp_path / "loss.csv").write_text("mine")
     assert "holds loss.csv already" in refused(folder, "--out", tmp_path)
+    assert "loss.csv is a file, and watch follows" in refused(tmp_path / "loss.csv", "--out", tmp_path / "o")
     assert "6 episodes" not in refused(folder, "--out", tmp_path / "o", "--episodes", 1000)
     assert "--grid must have 1 axes" in refused(folder, "--out", tmp_path / "o", "--grid", "0:1:5,0:1:5")
     record(tmp_path / "space", 3, seed=0, dim=3)

@@ -76,6 +76,20 @@ def test_what_is_not_trusted_is_dotted_and_has_no_band(ax):
     assert len(ax.get_legend().get_texts()) == 1
 
 
+def test_gradient_errors_are_less_the_truth_and_scaled_by_the_best(ax):
+    alphas, truth = np.array([0.0, 1.0, 2.0]), np.array([1.0, 2.0, 4.0])
+    stderr, sure = np.full((3, 1), 0.1), np.ones(3, bool)
+    good = estimate(truth[:, None] + [[0.1], [0.0], [-0.1]], stderr, sure)
+    wild = estimate(truth[:, None] + 100.0, stderr, sure)
+    assert plots.gradient_errors(alphas[:, None], {"good": good, "wild": wild}, truth, ax=ax) is ax
+    np.testing.assert_allclose(curves(ax)["good"].get_ydata(), [0.1, 0.0, -0.1], atol=1e-12)
+    np.testing.assert_allclose(edges_at(ax, 0.0), (0.1 - 0.196, 0.1 + 0.196))
+    low, high = ax.get_ylim()
+    assert low == -high
+    assert high == pytest.approx(1.1 * 10 * (0.1 + 0.196)), "ten times the reach of the best"
+    check_units(ax)
+
+
 def test_every_curve_is_drawn_even_past_the_last_colour(ax):
     many = {str(i): estimate(np.ones((2, 1)) * i, np.ones((2, 1)), np.ones(2, bool)) for i in range(8)}
     plots.gradient_bands([0.0, 1.0], many, ax=ax)
@@ -122,11 +136,11 @@ def test_convergence_draws_the_fitted_power(ax):
     check_units(ax)
 
 
-def test_error_comparison_puts_each_case_on_its_line(ax):
+def test_error_comparison_puts_each_case_on_its_line_and_hides_no_mark(ax):
     plots.error_comparison({"a": {"one": 1.0, "two": 2.0}, "b": {"two": 4.0}}, ax=ax)
     drawn = curves(ax)
-    np.testing.assert_array_equal(drawn["a"].get_xydata(), [[1, 0], [2, 1]])
-    np.testing.assert_array_equal(drawn["b"].get_xydata(), [[4, 1]])
+    np.testing.assert_allclose(drawn["a"].get_xydata(), [[1, -0.055], [2, 0.945]])  # a little above those of b
+    np.testing.assert_allclose(drawn["b"].get_xydata(), [[4, 1.055]])
     assert [t.get_text() for t in ax.get_yticklabels()] == ["one", "two"]
     assert drawn["a"].get_marker() != drawn["b"].get_marker()
 

@@ -41,6 +41,15 @@ def test_everything_downstream_stays_float32(key):
     assert abs(float(estimate.value[0, 0]) - (0.3**3 + 0.3)) < 5 * float(estimate.stderr[0, 0])
 
 
+def test_float64_logs_are_taken_without_a_warning_where_jax_counts_in_float32():
+    """As on a user's machine; warnings are errors here."""
+    rng = np.random.default_rng(0)
+    x = np.cumsum(rng.normal(size=(60, 11, 1)) * 0.1, 1)
+    with jax.enable_x64(False):
+        recording = mj.Recording(x, x, np.ones((60, 11, 1, 1)), step_size=0.01, inverse_temperature=np.full(60, 2.0))
+        assert recording.samples(steps=[5, 10]).x.dtype == np.float32
+
+
 def test_a_direction_that_spreads_does_not_spoil_the_others():
     """Müller and Brown's surface has curvatures down to −29: paths spread e²³-fold along one direction, not the other.
 

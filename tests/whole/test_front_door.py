@@ -137,6 +137,16 @@ MISTAKES = {
     "alpha must have shape (1,) for axes (d,), got (2, 1): for many points at once, jax.vmap(field)(alphas)": (
         lambda samples: mj.kernel.NadarayaWatson(samples, 0.1)(jnp.zeros((2, 1))),
     ),
+    "alpha must have shape (1,) for axes (d,), got (2,): for many points at once, jax.vmap(field)(alphas[:, None])": (
+        lambda samples: mj.kernel.NadarayaWatson(samples, 0.1)(jnp.zeros(2)),
+    ),
+    "grid must have an axis for each dimension of the field, got 2: alpha must have shape (1,)": (
+        lambda samples: mj.loss_from_field(mj.MalliavinField(samples), (jnp.linspace(-1.0, 1.0, 5),) * 2),
+    ),
+    "recording must be a Recording, got a Samples: Recording(x, gradient, hessian, step_size=": (
+        lambda samples: mj.consistency(samples),
+    ),
+    "samples[…] takes episodes, got 'x': the arrays are samples.x": (lambda samples: samples["x"],),
     "alpha must be an array of numbers, got str": (lambda samples: mj.kernel.NadarayaWatson(samples, 0.1)("here"),),
 }
 
@@ -179,6 +189,12 @@ SHAPES = {
 def test_shapes_name_their_axes(message, paths, no_type_checks):
     with pytest.raises(ValueError, match=re.escape(message)):
         SHAPES[message](paths)
+
+
+def test_one_long_log_is_told_how_it_is_cut(paths, no_type_checks):
+    rows = np.zeros((5000, 2))
+    with pytest.raises(ValueError, match=r"one log of 5000 rows is cut .* split_log.* piece_steps=… \(--piece-steps\)"):
+        recorded(rows, rows)
 
 
 @pytest.mark.parametrize("gradients", [True, False])

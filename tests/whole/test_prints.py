@@ -56,6 +56,22 @@ def test_samples_recordings_fields_losses_and_chains(samples):
     assert repr(gone) == "Chain(4 chains × 10 kept × d = 2: 100 % trusted, 4 diverged)"
 
 
+def test_verdicts_and_fields_that_keep_learning():
+    one = mj.ForwardLearner(LOSS, mj.initial.Normal(), step_size=0.01, gradient_noise=0.5)
+    seen = mj.observe(jax.random.key(1), one, num_episodes=300, times=[0.8])
+    verdict = mj.goodness_of_fit(seen, LOSS)
+    trusted = np.asarray(verdict.trusted)
+    worst = np.abs(np.asarray(verdict.difference / verdict.stderr))[trusted].max()
+    assert repr(verdict) == (
+        f"GoodnessOfFit(p = {float(verdict.p_value):.2g}, largest difference {worst:.2g} standard errors; "
+        f"{trusted.sum()} of {trusted.size} places trusted)"
+    )
+    field = mj.AdaptiveField(-3.0, 3.0)
+    assert repr(field).startswith("AdaptiveField(-3 to 3; 0 updates: memory of 0 updates, 0 episodes, 0 changes found")
+    later = repr(field.update(seen))
+    assert later.startswith("AdaptiveField(-3 to 3; 1 updates: memory of 1 updates, 300 episodes, 0 changes found")
+
+
 def test_a_recording():
     x = np.random.default_rng(0).normal(size=(6, 4, 2))
     whole = mj.Recording(x, x, x, step_size=0.01, inverse_temperature=[1.0] * 6, last_steps=[3, 3, 2, 3, 3, 3])
