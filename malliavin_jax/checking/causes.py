@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .readings import Log, Reading, as_recorded, instrumented, log_of, other_readings, slopes_by_size
+from .readings import Log, Reading, adaptive, as_recorded, cost, instrumented, log_of, other_readings, slopes_by_size
 from .residuals import (
     SIGNIFICANT,
     TOLERATED_MOVES,
@@ -21,6 +21,7 @@ from .sentences import (
     COORDINATES,
     SAME,
     Measured,
+    adaptive_steps,
     another_row_or_momentum,
     beside,
     preconditioned,
@@ -32,6 +33,7 @@ from .sentences import (
 
 _BENT = 0.2  # relative difference of the step sizes by small and by large gradients
 _CLOSER = 0.2  # of the mean squared move: less than that along another axis, and this one is time
+_BETTER = 10.0  # twice the log-likelihood; another cause costs Adam's reading hundreds
 _NO_NOISE = 1e-4  # of the variance that the settings promise, or of the moves where they promise none
 
 
@@ -87,29 +89,33 @@ def _of_moves(one: LearnerReport) -> Iterator[str]:
 
 
 def _causes(one: LearnerReport, log: Log, symptoms: list[str]) -> Iterator[str]:
-    recorded, others = as_recorded(log), list(other_readings(log))
-    silent = next((reading for reading in (recorded, *others) if _is_silent(reading, one.settings)), None)
+    recorded, others, divided = as_recorded(log), list(other_readings(log)), adaptive(log)
+    silent = next((reading for reading in (recorded, *others, divided) if _is_silent(reading, one.settings)), None)
     if silent is not None:
         yield without_noise(silent, one.settings)
         return
     if recorded.possible:
-        yield from _of_recorded(recorded, log, one, symptoms)
+        yield from _of_recorded(recorded, divided, log, one, symptoms)
         return
     others = [reading for reading in others if _agrees(reading, one.settings)]
     thinned = _thinned(recorded, one.settings)
     if thinned is not None and all(reading.decay < 0.5 for reading in others):
         yield thinned
     elif others:  # the one that leaves least to chance
-        yield another_row_or_momentum(min(others, key=lambda reading: np.sum(np.log(reading.variances))), one.settings)
+        yield another_row_or_momentum(min(others, key=cost), one.settings)
     elif _differ(recorded):
         yield preconditioned(recorded, " and averaged (their noise is not white)")
+    elif _is_better(divided, recorded):
+        yield adaptive_steps(divided, recorded)
     elif (another := _another_gradient(recorded, log, one.settings)) is not None:
         yield another
     else:
         yield from symptoms
 
 
-def _of_recorded(recorded: Reading, log: Log, one: LearnerReport, symptoms: list[str]) -> Iterator[str]:
+def _of_recorded(
+    recorded: Reading, divided: Reading, log: Log, one: LearnerReport, symptoms: list[str]
+) -> Iterator[str]:
     """Every row has its own gradient: sign, scale, temperature and shape are left."""
     if _differ(recorded):
         yield preconditioned(recorded, "")
@@ -132,6 +138,9 @@ def _of_recorded(recorded: Reading, log: Log, one: LearnerReport, symptoms: list
             "gradients (Adam, RMSprop); log the gradients after clipping, with their Hessians, or record a run without"
         )
         return
+    if _is_better(divided, recorded):
+        yield adaptive_steps(divided, recorded)
+        return
     found = list(_of_scales(recorded, log, one.settings))
     found += list(shapes(one)) if not found else []
     yield from found or symptoms
@@ -145,6 +154,11 @@ def _agrees(reading: Reading, settings: Settings) -> bool:
         return not _differ(reading)
     about = settings.step_size is None or 0.5 < reading.step_size / settings.step_size < 2
     return about and not _differ(reading)
+
+
+def _is_better(reading: Reading, recorded: Reading) -> bool:
+    """Whether another reading is a possible one, and explains the moves better than the recorded one."""
+    return reading.possible and reading.descends and (cost(recorded) - cost(reading)) * recorded.number > _BETTER
 
 
 def _thinned(recorded: Reading, settings: Settings) -> str | None:

@@ -1,4 +1,4 @@
-"""Other readings of a log that does not fit: its gradients a row late or early, or averaged by momentum.
+"""Other readings of a log that does not fit: its gradients a row late or early, averaged, or divided by their size.
 
 Each reading is a regression of the moves on what it takes for the gradients used. It is a possible one if what the
 regression leaves is what a learner's noise would be: white, and uncorrelated with every gradient before. That a
@@ -17,6 +17,7 @@ from .residuals import LAGS, SIGNIFICANT, TOLERATED_SUM, Block, steps_of
 _TOLERATED = 0.01  # of a correlation; half of what starts a search for causes
 _DECAYS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
 _LEAST_DECAY = 0.1  # of a momentum that is worth its name
+_SQUARES_DECAYS = (0.9, 0.99, 0.999)  # of the running mean squares of Adam and RMSprop: what people use
 
 
 class Reading(NamedTuple):
@@ -30,6 +31,7 @@ class Reading(NamedTuple):
     possible: bool  # whether what is left over is like noise
     decay: float = 0.0  # of a momentum
     drift: float = 0.0  # mean square of what the gradients explain
+    squares_decay: float = 0.0  # of the running mean square that the gradients are divided by
 
     @property
     def step_size(self) -> float:
@@ -150,9 +152,6 @@ def _averaged(log: Log) -> Reading | None:
         found = read("averaged", log.moves, average, [log.gradients, log.shifted(-1), log.shifted(-2)], log.inner)
         return found._replace(decay=decay)
 
-    def cost(one: Reading) -> float:
-        return float(np.sum(np.log(np.maximum(one.variances, 1e-300))))
-
     fits = [fit(decay) for decay in (0.0, *_DECAYS)]
     best = min(fits, key=cost)
     width = 0.05
@@ -198,6 +197,37 @@ def slopes_by_size(log: Log) -> tuple[float, float, float]:
     large = log.inner & (size > np.median(size[log.inner]))
     small, big = (read("", log.moves, log.gradients, [], where) for where in (log.inner & ~large, large))
     return small.step_size, big.step_size, math.hypot(small.stderr, big.stderr)
+
+
+def adaptive(log: Log) -> Reading:
+    """Moves on gradients divided by their running root mean square, averaged (Adam) or not (RMSprop); the best fit.
+
+    The noise is plain, or preconditioned likewise (Li et al., 2016): moves are then taken over √p, p = 1/√v scaled so
+    that log p has mean zero, and variances compare with those of the other readings.
+    """
+    fits = []
+    for squares_decay in _SQUARES_DECAYS:
+        p = 1 / (np.sqrt(_running(log.gradients**2, squares_decay)) + 1e-8)
+        root = np.sqrt(p / np.exp(np.mean(np.log(p[log.inner]))))
+        for decay, scale in ((0.0, 1.0), (0.9, 1.0), (0.0, root)):
+            regressor, before = p * _running(log.gradients, decay), [log.gradients, log.shifted(-1)]
+            fit = read("divided", log.moves / scale, regressor / scale, before, log.inner)
+            fits.append(fit._replace(decay=decay, squares_decay=squares_decay))
+    return min(fits, key=cost)
+
+
+def cost(reading: Reading) -> float:
+    """Twice the negative log-likelihood, a step."""
+    return float(np.sum(np.log(np.maximum(reading.variances, 1e-300))))
+
+
+def _running(array: np.ndarray, decay: float) -> np.ndarray:
+    """Running means over the rows of an episode, with Adam's correction for their short past."""
+    mean, found = np.zeros_like(array[:, 0]), np.empty_like(array)
+    for k in range(array.shape[1]):
+        mean = decay * mean + (1 - decay) * array[:, k]
+        found[:, k] = mean / (1 - decay ** (k + 1))
+    return found
 
 
 def _shifted(array: np.ndarray, by: int) -> np.ndarray:

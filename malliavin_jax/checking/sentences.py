@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .readings import Reading
+from .readings import Reading, cost
 from .residuals import SIGNIFICANT, Settings
 
 SAME = 0.03  # relative gap of two factors that are taken for one, unless their errors are larger
@@ -109,9 +109,13 @@ def without_noise(reading: Reading, settings: Settings) -> str:
     how = {"late": ", of the row after", "early": ", of the row before"}.get(
         reading.name, f", averaged with a decay of {reading.decay:.3g}" if reading.decay else ""
     )
+    kind = "plain (stochastic) gradient descent"
+    if reading.squares_decay:
+        how += f", over their running root mean square (decay {reading.squares_decay:g})"
+        kind = "Adam" if reading.decay else "RMSprop"
     return (
         f"no noise was injected: the moves are −{abs(reading.step_size):.4g} times the gradients{how} to within "
-        f"{reading.variance**0.5:.2g}{_promised(settings)}: plain (stochastic) gradient descent; the method lives on "
+        f"{reading.variance**0.5:.2g}{_promised(settings)}: {kind}; the method lives on "
         "Gaussian noise in the moves: record a Langevin run, X' = X − ε g + √(2ε/β) ξ"
     )
 
@@ -131,6 +135,17 @@ def preconditioned(reading: Reading, also: str) -> str:
         f"the steps are preconditioned{also}, as by Adam or RMSprop: by coordinate, the moves give step sizes from "
         f"{sizes.min():.3g} to {sizes.max():.3g} and residual variances from {variances.min():.3g} to "
         f"{variances.max():.3g}; {remedy}"
+    )
+
+
+def adaptive_steps(reading: Reading, recorded: Reading) -> str:
+    gain = (cost(recorded) - cost(reading)) * recorded.number
+    name = "Adam" if reading.decay else "RMSprop"
+    return (
+        f"the steps are preconditioned: the learner divides its gradients by their running root mean square, as {name} "
+        f"does (decays near {reading.decay:g} and {reading.squares_decay:g}); that explains the moves better than the "
+        f"gradients themselves, by {gain:.3g} in twice the log-likelihood; the weights hold for X' = X − ε g + noise "
+        "alone: record a run without preconditioning"
     )
 
 

@@ -117,6 +117,31 @@ def test_preconditioning_is_told_by_the_coordinates(noise):
     assert found(x / np.sqrt(p), np.sqrt(p) * g).ok  # the remedy is one
 
 
+def adam_descent(x, g, v, k, xi):
+    return adam(x, g, v, k, 0 * xi)
+
+
+def scaled_langevin(x, g, v, k, xi):
+    """Preconditioned by the running mean square, and its noise too (Li et al., 2016)."""
+    v = (0.99 * v if k else 0) + 0.01 * g**2
+    p = 1 / np.sqrt(v / (1 - 0.99 ** (k + 1)))
+    return x - EPSILON * p * g + np.sqrt(p) * xi, v
+
+
+@pytest.mark.parametrize(("d", "noise"), [(1, 2.0), (2, 0.5), (2, 2.0)])
+def test_adam_is_told_where_all_coordinates_are_alike(d, noise):
+    """Few episodes, and no scale of the gradients for its cause: no number would mend such a log."""
+    few = {"episodes": 400, "steps": 30}
+    text = cause(*run(adam_descent, 5, d, noise, **few))
+    assert re.search(r"no noise was injected: the moves are −0\.02 times .* \(decay 0\.99\) to within .*: Adam;", text)
+    said = r"running root mean square, as {} does \(decays near {} and 0\.9\d*\).*record a run without"
+    clips = "|moves do not grow with the gradients: .*RMSprop"
+    text = cause(*run(adam, 5, d, noise, **few))
+    assert re.search(said.format("Adam", r"0\.9") + clips, text), text
+    text = cause(*run(scaled_langevin, 5, d, noise, **few))
+    assert re.search(said.format("RMSprop", "0") + clips, text), text
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("d", [1, 2])
 def test_signs_and_rows(d, noise):
