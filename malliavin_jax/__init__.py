@@ -76,7 +76,7 @@ from .weights import (
     weigh as weigh,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> _Any:
