@@ -92,7 +92,8 @@ def _run(arguments: argparse.Namespace, *, own_process: bool) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """In one line, as every other mistake."""
-        self.exit(2, f"{self.prog.split()[0]}: {message.removeprefix('argument ')} ({self.prog} --help explains)\n")
+        plain = message.removeprefix("argument ").replace(": must", " must").replace(": has", " has")
+        self.exit(2, f"{self.prog.split()[0]}: {plain} ({self.prog} --help explains)\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +109,27 @@ def test_an_interrupt_is_one_line_and_130(flipped, tmp_path):
     assert error.splitlines()[-1] == "malliavin-jax: interrupted; files that were written are whole"
     assert "Traceback" not in error
     assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_during_the_imports_is_one_line_and_130():
+    """The package takes seconds to import; here an import of its own waits for the signal."""
+    script = (
+        "import sys, time, types\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'malliavin_jax.cli':\n"
+        "            print('importing', flush=True)\n            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "import malliavin_jax_command\n"
+        "sys.exit(malliavin_jax_command.main())\n"
+    )
+    root = Path(__file__).parents[2]
+    run = subprocess.Popen([sys.executable, "-c", script], stdout=-1, stderr=-1, text=True, cwd=root)
+    assert run.stdout.readline() == "importing\n"
+    run.send_signal(signal.SIGINT)
+    _, error = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert error.split() == ["malliavin-jax:", "interrupted;", "nothing", "was", "written"]
 
 
 def some_estimates(alphas, trusted=True):
