@@ -186,7 +186,7 @@ def test_stopped_episodes_are_masked(key):
 def test_default_scheme(d):
     """`Adapted`, at rates that are a function of the learner and the last time: those of the Hessians met there."""
     learner = mj.ForwardLearner(Quartic(0.1), functools.partial(normal, d=d), 0.02, gradient_noise=0.5)
-    scheme = choose_scheme(learner, None, 20)
+    scheme = choose_scheme(floats_to_arrays(learner, jnp.float64), None, 20)  # as `observe` calls it, to the last bit
     options = {"num_episodes": 40, "times": [0.08, 0.4]}
     for key in jax.random.split(jax.random.key(0), 2):
         chosen = mj.observe(key, learner, **options)
