@@ -8,9 +8,12 @@ import os
 import shutil
 import tempfile
 
-# The compiler at its quickest, which is 40 % of the time of all tests: what it makes is slower, and as right.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {QUICK}")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    # The compiler optimises nothing: it is most of the time of the tests, and what it makes is slower but as right.
+    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers share the cores: threads of one would wait for another's
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Most of the time goes to the compiler: what one worker compiles serves the others, and the processes they start.
