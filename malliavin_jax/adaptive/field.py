@@ -18,9 +18,9 @@ from ..potentials.spline import Spline
 from ..recovery.integration import axes_of
 from ..recovery.loss import Loss
 from ..samples.samples import Samples
-from .change import keep, levels, p_value
+from .change import OF_DRIFTS, Drift, followed, keep, levels, no_drift, p_value, smooth, within
 from .equations import Batch, Mesh, batch_of, episode_scores, equations, squared_scores, totals_of
-from .fit import Tuning, covariance, inflation, restricted_fit
+from .fit import Tuning, covariance, inflation, restricted_fit, sandwich
 from .groups import CAPACITY, Sums, newest_of, no_groups, parted, with_newest
 from .judge import SLOTS, Ring, no_ring, verdict, with_update
 from .reading import Reading, estimate_at, loss_on, no_reading, read
@@ -34,12 +34,13 @@ class AdaptiveField(AbstractField):
     Sums over the points seen (the normal equations of a penalised spline L_θ of degree 5) are kept in five groups: the
     newest update, up to 4 before it, up to 16 before these, up to 64, and all the rest. A full group is poured into the
     next. At each update, every cut between groups is tested: do the older data agree with the newer? Where they do
-    not, what is older than the clearest cut is dropped, and a change is reported. So while the loss stands still
-    everything is remembered; after a jump, what came since; while it drifts, as much as the drift lets pass.
+    not, what is older than the clearest cut is dropped, and a change is reported. Where successive updates show a slow
+    drift, as many are kept as lag and noise call for (see `adaptive/change.py`). So while the loss stands still
+    everything is remembered; after a jump, what came since; while it drifts, as much as serves.
 
     The spline is fitted to all that is remembered, its smoothing chosen by restricted likelihood. Standard errors are
     those of a sandwich (see `adaptive/fit.py`): they know the dependence within episodes, noise of unequal size, the
-    smoothing, and how much has been forgotten. They do not know a drift that is still too small to be seen.
+    smoothing, what has been forgotten, and the lag behind a drift that shows; not one too new or too small to show.
 
     Whether the fit itself holds is judged at each update, on the latest eight: `fit_p_value` tells how likely so large
     a misfit is if it does. The judge is the debiased estimate of what the fit leaves (`adaptive/judge.py`), which with
@@ -55,7 +56,7 @@ class AdaptiveField(AbstractField):
         intervals: cells of the spline along each axis, one number or one per axis; None takes 48 in d = 1 and 10 in
             d = 2. Structure of the loss finer than three or so cells is not resolved.
         forgetting: "auto", as above; or a number ρ in [0, 1], the factor by which an update discounts what was
-            before: 1 never forgets, 0 keeps the newest update alone. Then nothing is tested.
+            before: 1 never forgets, 0 keeps the newest update alone. Then nothing is dropped, and no change reported.
         false_alarm: the chance that an update finds a change while the loss stands still. It rests on the central limit
             theorem for the newest update, which wants some fifty episodes.
         hessians: whether Hessians are fitted too. Without them the gradients alone are enough.
@@ -63,7 +64,7 @@ class AdaptiveField(AbstractField):
     Attributes:
         updates: how many updates were made.
         refused: episodes left out because they held a number that is not finite.
-        changes: how many changes were found.
+        changes: how many changes were found; a drift that goes on is one, as long as it keeps the memory short.
         changed_at: the number of the first update that was remembered after the latest change; 0 before any.
         p_values: of the latest test at each cut, from the newest on; 1 where there is nothing on one side.
         fit_p_value: that of the fit on the latest eight updates, of those that are remembered.
@@ -95,6 +96,7 @@ class AdaptiveField(AbstractField):
     changes: Int[Array, ""]
     changed_at: Int[Array, ""]
     p_values: Float[Array, " cuts"]
+    drift: Drift
     ring: Ring
     fit_p_value: Scalar
     forgetting: Scalar | None  # ρ; None where the data choose
@@ -121,6 +123,7 @@ class AdaptiveField(AbstractField):
             self.sums = no_groups(self.mesh, groups)
             self.reading = no_reading(self.mesh)
             self.p_values = jnp.ones(groups - 1, jnp.float64)
+            self.drift = no_drift(self.mesh)
             self.ring, self.fit_p_value = no_ring(self.mesh), jnp.ones((), jnp.float64)
         self.updates, self.refused, self.changes, self.changed_at = (jnp.zeros((), jnp.int32) for _ in range(4))
 
@@ -138,6 +141,11 @@ class AdaptiveField(AbstractField):
     def memory(self) -> Scalar:
         """How many updates the fit stands on: the sum of their weights."""
         return self.reading.updates
+
+    @property
+    def drift_p_value(self) -> Scalar:
+        """How likely so much of a drift is if the loss stands still."""
+        return self.drift.p_value
 
     @property
     def effective_episodes(self) -> Scalar:
@@ -180,7 +188,12 @@ class AdaptiveField(AbstractField):
         newest = newest_of(equations(mesh, totals), totals.moments[:, 0], scores, episodes)
         sums = with_newest(self.sums, self.forgetting, newest)
         kept, p_values = self._kept(sums, before.tuning)
-        changed = kept < len(sums.updates)
+        older, level = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), self.sums), OF_DRIFTS * self.false_alarm
+        fit = (before.theta, before.covariance)
+        drift, found = followed(self.drift, mesh, before.tuning, newest, older, *fit, level)
+        changed = (found | (kept < len(sums.updates))) & (self.forgetting is None)
+        if self.forgetting is None:
+            kept = jnp.minimum(kept, within(sums.updates, drift.longest))
         sums = parted(sums, kept)[0]
         whole = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), sums)
         tuning, solved = restricted_fit(mesh, whole.equations)
@@ -188,6 +201,8 @@ class AdaptiveField(AbstractField):
         by_episode, inflated = episode_scores(mesh, batch, solved.theta), inflation(whole.equations, tuning, solved)
         final = inflated * squared_scores(by_episode)
         V = covariance(mesh, tuning, solved, whole.scores - scores + final)
+        drift = drift._replace(allowed=(whole.ages / whole.updates) ** 2 * drift.allowed)
+        spread = V + sandwich(smooth(mesh), drift.allowed)
         ring = with_update(self.ring, mesh, batch, solved.theta, by_episode, inflated)
         age = jnp.arange(SLOTS, dtype=jnp.float64)
         remembered = (age < whole.updates).astype(jnp.float64)
@@ -195,12 +210,14 @@ class AdaptiveField(AbstractField):
         sums = sums._replace(scores=sums.scores.at[0].add(final - scores))
         since = self.updates + 1 - jnp.round(whole.updates).astype(jnp.int32)
         return eqx.tree_at(
-            lambda f: (f.sums, f.reading, f.updates, f.changes, f.changed_at, f.p_values, f.ring, f.fit_p_value),
+            lambda f: (
+                f.sums, f.reading, f.updates, f.changes, f.changed_at, f.p_values, f.drift, f.ring, f.fit_p_value
+            ),
             self,
             (
-                sums, read(mesh, tuning, solved.theta, V, whole), self.updates + 1,
+                sums, read(mesh, tuning, solved.theta, spread, whole), self.updates + 1,
                 self.changes + changed.astype(jnp.int32), jnp.where(changed, since, self.changed_at), p_values,
-                ring, verdict(ring, tuning, solved, V, weight),
+                drift, ring, verdict(ring, tuning, solved, V, weight),
             ),
         )  # fmt: skip
 
@@ -215,7 +232,7 @@ class AdaptiveField(AbstractField):
             return p_value(self.mesh, tuning, newer.equations, older.equations, newer.scores, older.scores)
 
         p_values = lax.map(at, jnp.arange(cuts, dtype=jnp.int32))
-        return keep(p_values, levels(self.false_alarm, cuts)), p_values
+        return keep(p_values, levels((1 - OF_DRIFTS) * self.false_alarm, cuts)), p_values
 
     def __call__(self, alpha: Place, *, key: Key | None = None) -> Estimate:
         alpha = place_of(alpha, self.mesh.dim)

@@ -143,8 +143,8 @@ def covariance(mesh: Mesh, tuning: Tuning, solved: Solved, scores: Float[Array, 
     return sandwich(inverse, mixed(scores, tuning.ratio) + prior)
 
 
-def sandwich(bread: Float[Array, "p p"], filling: Float[Array, "p p"]) -> Float[Array, "p p"]:
-    found = matmul(matmul(bread, filling), bread)
+def sandwich(bread: Float[Array, "p q"], filling: Float[Array, "q q"]) -> Float[Array, "p p"]:
+    found = matmul(matmul(bread, filling), bread.T)
     return (found + found.T) / 2
 
 

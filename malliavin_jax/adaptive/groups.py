@@ -27,23 +27,25 @@ class Sums(NamedTuple):
     episodes: Float[Array, "*groups"]  # Σ w over episodes
     squares: Float[Array, "*groups"]  # Σ w² over episodes
     updates: Float[Array, "*groups"]  # Σ w over updates
+    ages: Float[Array, "*groups"]  # Σ w age over updates, that of the newest being 0
 
 
 def no_groups(mesh: Mesh, groups: int) -> Sums:
     """Groups of nothing."""
     scores = jnp.zeros((3 if mesh.hessians else 1, mesh.size, mesh.size), jnp.float64)
     points = jnp.zeros(len(mesh.touched()), jnp.float64)
-    one = Sums(no_equations(mesh), points, scores, *(jnp.zeros((), jnp.float64) for _ in range(3)))
+    one = Sums(no_equations(mesh), points, scores, *(jnp.zeros((), jnp.float64) for _ in range(4)))
     return jax.tree.map(lambda leaf: jnp.stack([leaf] * groups), one)
 
 
 def newest_of(found: Equations, points: Array, scores: Array, episodes: Scalar) -> Sums:
     """The sums of one update."""
-    return Sums(found, points, scores, episodes, episodes, jnp.ones((), jnp.float64))
+    return Sums(found, points, scores, episodes, episodes, jnp.ones((), jnp.float64), jnp.zeros((), jnp.float64))
 
 
 def with_newest(old: Sums, forgetting: Scalar | None, new: Sums) -> Sums:
     """The groups with one more update; or, where `forgetting` is a number, the one group discounted by it."""
+    old = old._replace(ages=old.ages + old.updates)
     if forgetting is not None:
         once = jax.tree.map(lambda before, now: forgetting * before + now[None], old, new)
         twice = jax.tree.map(lambda before, now: forgetting**2 * before + now[None], old, new)

@@ -28,7 +28,7 @@ _HOMES = (
     *("fields.malliavin", "fields.fresh", "fields.tables", "fields.sorted", "fields.assisted", "fields.extrapolation"),
     *("fields.correction", "fields.judge", "potentials.analytic", "potentials.polynomial", "potentials.spline"),
     *("potentials.statistical", "adaptive.field", "adaptive.equations", "adaptive.fit", "adaptive.groups"),
-    *("adaptive.judge", "adaptive.reading"),
+    *("adaptive.change", "adaptive.judge", "adaptive.reading"),
 )
 
 
