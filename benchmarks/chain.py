@@ -1,7 +1,8 @@
 """How fast is the passive chain, per chain and step?
 
-Run `python benchmarks/chain.py` (some three minutes). A bank of 5000 episodes drives 256 chains of 2300 steps, against
-NumPy evaluating the same ratio over all samples; fresh episodes at every step (the paper's Algorithm 1), against NumPy
+Run `python benchmarks/chain.py` (some four minutes). A bank of 5000 episodes drives 256 chains of 2300 steps, against
+NumPy evaluating the same ratio over all samples; in two and three dimensions the default field, a fitted model, against
+the whole correction, which sums over all samples; fresh episodes at every step (the paper's Algorithm 1), against NumPy
 simulating and weighing them; and the chain's own overhead against blackjax's SGLD on the true gradient. Written to
 results/chain.json.
 """
@@ -12,7 +13,7 @@ import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import machine, parser, race, save, show
+from common import machine, parser, quartic, race, save, show
 from observe import in_numpy
 
 import malliavin_jax as mj
@@ -22,8 +23,8 @@ QUARTIC = mj.potentials.Quartic()
 LEARNER = mj.ForwardLearner(QUARTIC, mj.initial.Normal(), 0.01)
 
 
-def walk(field, chains, steps):
-    start = jnp.zeros((chains, 1))
+def walk(field, chains, steps, dim=1):
+    start = jnp.zeros((chains, dim))
 
     def run(seed):
         chain = mj.passive_langevin(
@@ -96,6 +97,22 @@ def bank(samples, chains, steps, numpy_steps):
     )
 
 
+def beyond_a_line(dim, chains, steps, dense_steps):
+    """Chains in `dim` dimensions: on the default field, and on the one that corrects its model in full."""
+    learner = mj.ForwardLearner(quartic(dim), mj.initial.Normal(dim=dim), 0.01, gradient_noise=0.5)
+    samples = mj.observe(jax.random.key(0), learner, num_episodes=EPISODES, times=[0.8])
+    chosen = mj.MalliavinField(samples)
+    model = walk(chosen, chains, steps, dim)
+    dense = walk(mj.MalliavinField(samples, correction="full"), chains, dense_steps, dim)
+    found = compare(
+        f"d = {dim}, bank of {EPISODES} episodes, {chains} chains, {steps} steps",
+        {"this library": lambda: model(0), "all of the correction": lambda: dense(0)},
+        {"this library": chains * steps, "all of the correction": chains * dense_steps},
+        rounds=3,
+    )
+    return found | {"correction": str(chosen.correction)}
+
+
 def fresh(chains, steps, numpy_steps):
     """Chains on episodes made anew at every step."""
     field = mj.FreshField(LEARNER, mj.Laplace(LENGTH), num_episodes=EPISODES, time=0.8)
@@ -127,6 +144,8 @@ def main():
     results = {"machine": machine(), "episodes": EPISODES, "chains": chains, "steps": steps}
     print(results["machine"])
     results["bank"] = bank(samples, chains, steps, numpy_steps)
+    for dim in (2, 3):
+        results[f"d = {dim}"] = beyond_a_line(dim, chains, steps, numpy_steps)
     results["fresh"] = fresh(8, 100 if fast else 400, numpy_steps)
     results["overhead"] = overhead(chains, steps)
     results["seconds"] = time.perf_counter() - began
