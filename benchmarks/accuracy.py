@@ -141,7 +141,7 @@ def one_row(place, known, given):
         look = functools.partial(mj.observe, key, learner, num_episodes=episodes, times=case.times(times))
         full = functools.partial(ours.field, form="full correction")
         view = models.View(look(), case.alphas, noise, look=look, network_seconds=given.network, full=full)
-        for form in ours.FORMS if given.ours or not given.rivals else ():
+        for form in given.forms if given.ours or not given.rivals else ():
             cell.run_ours(form, view)
         for rival, method in rivals.items():
             if k == 0 or not on_first_set_only(rival, case.dim):
@@ -202,6 +202,7 @@ def asked():
     arguments.add_argument("--times", type=int, nargs="*", default=(1, MANY), choices=(1, MANY))
     arguments.add_argument("--sets", type=int, default=0, help="data sets a cell; 0: as many as the size allows")
     arguments.add_argument("--ours", action="store_true", help="measure this library, and of the rivals only --rivals")
+    arguments.add_argument("--forms", nargs="+", default=tuple(ours.FORMS), choices=ours.FORMS, help="of this library")
     arguments.add_argument("--rivals", nargs="+", default=(), help="of the rivals, only those whose name contains one")
     arguments.add_argument("--network", type=float, default=60.0, help="seconds for the networks of a row; 0: none")
     arguments.add_argument("--cross-validate", action="store_true", help="kernels with their own bandwidth as well")

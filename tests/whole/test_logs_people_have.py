@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from logs import quartic_log
 
 import malliavin_jax as mj
 
@@ -107,3 +108,41 @@ def test_any_log_is_used_or_refused(rung, shape, spoiled, seed):
     for array in (samples.x, samples.gradient, samples.hessian, samples.weight):
         assert np.all(np.isfinite(np.asarray(array)[seen]))
     assert samples.rung == rung or (rung == "diagonals" and shape[-1] == 1)
+
+
+FAULTS = {
+    "none": lambda x, g, h: (x, g, h),
+    "sign": lambda x, g, h: (x, -g, -h),
+    "a row late": lambda x, g, h: (x, np.roll(g, 1, 1), np.roll(h, 1, 1)),
+    "three times too large": lambda x, g, h: (x, 3 * g, 3 * h),
+    "not a number": lambda x, g, h: (np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x), g, h),
+}
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    rung=st.sampled_from(["hessians", "gradients", "positions"]),
+    fault=st.sampled_from(sorted(FAULTS)),
+    episodes=st.sampled_from([200, 300]),
+    noise=st.sampled_from([0.0, 0.5, 2.0]),
+    seed=st.integers(0, 99),
+)
+def test_a_recording_gives_an_error_or_a_right_answer(rung, fault, episodes, noise, seed):
+    """Logs of a learner that is known, right and wrong ones, on every rung."""
+    logged = quartic_log(seed, episodes, STEPS, noise=noise, step_size=SIZE, beta=1.0)
+    x, gradient, hessian = FAULTS[fault](*(logged[name] for name in ("x", "gradient", "hessian")))
+    parts = {"hessians": (gradient, hessian), "gradients": (gradient,)}.get(rung, ())
+    places = np.asarray([[-0.6], [0.0], [0.6]])
+    field, said = None, ""
+    try:
+        field = mj.MalliavinField(mj.Recording(x, *parts, step_size=SIZE, inverse_temperature=1.0))
+    except ValueError as error:
+        said = str(error)
+    if field is None:
+        assert fault != "none", said
+        assert "does not fit its learner" in said or "finite" in said
+        return
+    got = jax.jit(jax.vmap(field))(jnp.asarray(places))
+    off = np.abs(np.asarray(got.value) - (places**3 + places))
+    assert np.all(off[np.asarray(got.trusted)] < 5 * np.asarray(got.stderr)[np.asarray(got.trusted)])
+    assert fault in ("none", "not a number") or rung == "positions"
