@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ.setdefault(
@@ -24,6 +25,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import jax
 import jaxtyping
 import pytest
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be the processes that the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
