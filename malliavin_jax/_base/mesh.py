@@ -7,9 +7,12 @@ And the threads of the host, for what is computed there.
 """
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +22,10 @@ from jax.sharding import PartitionSpec
 from threadpoolctl import ThreadpoolController
 
 AXIS = "episodes"
+T = TypeVar("T")
+R = TypeVar("R")
 Function = TypeVar("Function", bound=Callable[..., Any])
+_MOST_THREADS = 8
 
 
 def parts() -> int:
@@ -68,6 +74,41 @@ def on_host(*trees: Any) -> bool:
     return all(device.platform == "cpu" for array in arrays for device in array.devices())
 
 
+def module_of(array: Any) -> Any:
+    """What formulas that serve both compute with: NumPy for its own arrays, `jax.numpy` for all others."""
+    return np if isinstance(array, np.ndarray | np.generic) else jnp
+
+
+def to_host(tree: Any) -> Any:
+    """A PyTree with NumPy's arrays in place of JAX's, without a copy where `on_host`."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def each(function: Callable[..., Any], items: Any) -> Any:
+    """`function` of each row of `items`: one compiled loop, or with NumPy one row after the other."""
+    if isinstance(items, np.ndarray):
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *[function(item) for item in items])
+    return lax.map(function, items)
+
+
+def here_or_compiled(function: Callable[..., R]) -> Callable[..., R]:
+    """`call(here, *args)`: with NumPy's arrays where `here`, and as a compiled program where not.
+
+    What is small and asked for once is done before a compiler is. `function` must take either kind of arrays; its
+    result has JAX's in both cases. NumPy is as silent as a compiled program: what divides by zero is looked at later.
+    """
+    compiled = eqx.filter_jit(function)
+
+    @functools.wraps(function)
+    def call(here: bool, *args: Any) -> R:
+        if not here:
+            return compiled(*args)
+        with np.errstate(all="ignore"):
+            return jax.tree.map(to_device, function(*to_host(args)))
+
+    return call
+
+
 def to_device(array: Any, dtype: Any = None) -> Any:
     """An array of NumPy's, or a number, as one of JAX's; what is JAX's already stays as it is.
 
@@ -98,3 +139,18 @@ def on_one_thread(function: Function) -> Function:
             return function(*args, **kwargs)
 
     return alone  # type: ignore[return-value]
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def on_threads(function: Callable[[T], R], items: Iterable[T], *, most: int = _MOST_THREADS) -> list[R]:
+    """`function` of each item, in their order; NumPy and SciPy let go of the interpreter while they compute."""
+    items = list(items)
+    workers = min(cores(), most, len(items))
+    if workers < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(function, items))

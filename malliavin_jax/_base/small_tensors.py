@@ -64,9 +64,17 @@ def zeros(dim: int, rank: int, dtype: Any) -> Leaves:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product a b, in all bits of its numbers: unmarked, a TPU or a GPU would round them to eight or eleven."""
-    if any(isinstance(tensor, np.ndarray) and tensor.dtype == object for tensor in (a, b)):
+    arrays = [tensor for tensor in (a, b) if isinstance(tensor, np.ndarray)]
+    if len(arrays) == 2 or any(array.dtype == object for array in arrays):
         return a @ b
     return jnp.matmul(a, b, precision=HIGHEST)
+
+
+def einsum(formula: str, *arrays: Any) -> Any:
+    """Einstein's sum in all bits of its numbers, with NumPy for arrays that are all its own."""
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        return np.einsum(formula, *arrays, optimize=len(arrays) > 2)
+    return jnp.einsum(formula, *arrays, precision=HIGHEST)
 
 
 def scale(tensor: Tensor, factor: Any) -> Tensor:

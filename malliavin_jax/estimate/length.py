@@ -7,15 +7,10 @@ places α in the way that the caller asks for.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
-from .._base.types import Scalar, Vector
-from .localizers import AbstractLocalizer
-from .ratio import ratio_estimate
-from .sums import Sums
+from .._base.mesh import each
+from .._base.types import Numbers, Scalar
 
 
 class BestLength(NamedTuple):
@@ -26,25 +21,15 @@ class BestLength(NamedTuple):
 
 
 def length_of_least_variance(
-    sums: Callable[[Vector, AbstractLocalizer], Sums],
-    localizer: Callable[[Scalar], AbstractLocalizer],
+    variances: Callable[[Float[Numbers, ""]], Float[Numbers, " alphas"]],
     *,
-    lengths: Float[Array, " lengths"],
-    alphas: Float[Array, "alphas d"],
-    average: Callable[[Float[Array, "lengths alphas"]], Float[Array, " lengths"]],
+    lengths: Float[Numbers, " lengths"],
+    average: Callable[[Float[Numbers, "lengths alphas"]], Float[Numbers, " lengths"]],
 ) -> BestLength:
-    """The best of `lengths` for `localizer(length)`, with `sums(alpha, localizer)` the localized sums at α.
+    """The best of `lengths`, with `variances(length)` the estimated variances at some places.
 
-    `average` makes one number a length of its variances at each of `alphas`; the length where it is least is taken.
+    `average` makes one number a length of these; the length where it is least is taken.
     """
-
-    def variances(length: Scalar) -> Float[Array, " alphas"]:
-        def at(alpha: Vector) -> Scalar:
-            # Neither the value nor its standard error depends on the numbers of episodes and points.
-            return jnp.sum(ratio_estimate(sums(alpha, localizer(length)), 1, 1, jnp.asarray(True)).stderr ** 2)
-
-        return jax.vmap(at)(alphas)
-
-    found = lax.map(variances, lengths)
-    best = jnp.argmin(average(found))
+    found = each(variances, lengths)
+    best = average(found).argmin()
     return BestLength(lengths[best], found[best])

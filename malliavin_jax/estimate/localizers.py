@@ -13,16 +13,19 @@ formula.
 import abc
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NoReturn
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+import numpy as np
+from jaxtyping import Array, Float
 
 from .._base.checks import check_positive, described
-from .._base.types import Scalar, Vector
+from .._base.mesh import module_of
+from .._base.types import Numbers, Scalar, Vector
 from .shells import Shell, mass_in_the_plane, mass_of_shells
 
 Localizer = Callable[[Vector], tuple[Scalar, Vector]]
@@ -31,7 +34,8 @@ Localizer = Callable[[Vector], tuple[Scalar, Vector]]
 class AbstractLocalizer(eqx.Module):
     """A function y ↦ (K, G) with K of shape () and G of shape (d,): write `__call__` to make one of your own.
 
-    K must integrate to 1 and G satisfy div G = δ − K; the estimate is then unbiased whatever K is.
+    K must integrate to 1 and G satisfy div G = δ − K; the estimate is then unbiased whatever K is. A class whose
+    formulas take NumPy's arrays too may say so by `takes_numpy = True`: small problems need no compiler then.
 
     Example:
         ```python
@@ -53,9 +57,29 @@ class AbstractLocalizer(eqx.Module):
         ```
     """
 
+    takes_numpy: ClassVar[bool] = False
+
     @abc.abstractmethod
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
         """K(y) and G(y)."""
+
+
+def at_points(localizer: Localizer, y: Sequence[Numbers]) -> tuple[Numbers, list[Numbers]]:
+    """K and the coordinates of G at many displacements, of which each coordinate is an array."""
+    if isinstance(localizer, AbstractRadial):
+        K, B = localizer.radial(functools.reduce(operator.add, [c * c for c in y]), len(y))
+        return K, [c * B for c in y]
+    if isinstance(localizer, Laplace) and isinstance(y[0], np.ndarray):
+        K, G = _two_sided(y[0], np.where(y[0] == 0, -1, np.sign(y[0])), localizer.length)
+        return K, [G]
+
+    def at(*coordinates: Scalar) -> tuple[Scalar, Vector]:
+        return localizer(jnp.stack(coordinates))
+
+    for _ in range(y[0].ndim):
+        at = jax.vmap(at, out_axes=(0, 1))
+    K, G = at(*y)
+    return K, list(G)
 
 
 def check_localizer(localizer: Any) -> None:
@@ -91,7 +115,7 @@ class AbstractRadial(AbstractLocalizer):
     """
 
     @abc.abstractmethod
-    def radial(self, square: Array, d: int) -> tuple[Array, Array]:
+    def radial(self, square: Numbers, d: int) -> tuple[Numbers, Numbers]:
         """K and B, of the shape of `square` = r², for points of d dimensions."""
 
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
@@ -161,17 +185,24 @@ class Laplace(AbstractLocalizer):
         ```
     """
 
-    length: float | Scalar
+    length: float | Float[Numbers, ""]
+    takes_numpy: ClassVar[bool] = True
 
     def __check_init__(self):
         check_positive("length", self.length)
 
     def __call__(self, y: Vector) -> tuple[Scalar, Vector]:
         _one_dimension(self, y)
-        h = jnp.asarray(self.length, y.dtype)
-        sign = _sign(y)
-        decay = jnp.exp(-sign * y / h)
-        return decay[0] / (2 * h), sign * decay / 2
+        K, G = _two_sided(y, _sign(y), self.length)
+        return K[0], G
+
+
+def _two_sided(y: Numbers, sign: Numbers, length: float | Float[Numbers, ""]) -> tuple[Numbers, Numbers]:
+    """K and G of `Laplace` at each of y."""
+    xp = module_of(y)
+    h = xp.asarray(length, y.dtype)
+    decay = xp.exp(-sign * y / h)
+    return decay / (2 * h), sign * decay / 2
 
 
 class Gaussian(AbstractRadial):
@@ -202,18 +233,20 @@ class Gaussian(AbstractRadial):
         ```
     """
 
-    length: float | Scalar
-    core: float | Scalar
+    length: float | Float[Numbers, ""]
+    core: float | Float[Numbers, ""]
+    takes_numpy: ClassVar[bool] = True
 
     def __check_init__(self):
         check_positive("length", self.length)
         check_positive("core", self.core)
 
-    def radial(self, square: Array, d: int) -> tuple[Array, Array]:
-        h, e = jnp.asarray(self.length, square.dtype), jnp.asarray(self.core, square.dtype)
+    def radial(self, square: Numbers, d: int) -> tuple[Numbers, Numbers]:
+        xp = module_of(square)
+        h, e = xp.asarray(self.length, square.dtype), xp.asarray(self.core, square.dtype)
         wide, inner = 1 / (2 * h * h), 1 / (4 * e * e)
         t, t_wide = inner * square, wide * square
-        decay, decay_wide = jnp.exp(-t), jnp.exp(-t_wide)
+        decay, decay_wide = xp.exp(-t), xp.exp(-t_wide)
         if d == 2:  # the plane is where dense sums are largest
             bracket = mass_in_the_plane(square, inner, wide, decay, decay_wide)
         else:

@@ -10,7 +10,8 @@ from jax.scipy.special import erfinv
 from jaxtyping import Array, Float
 
 from .._base.checks import has_numbers, plus_minus
-from .._base.types import Flag, Scalar
+from .._base.mesh import module_of
+from .._base.types import Flag, Numbers, Scalar
 from .sums import Sums
 
 TRUSTED_FROM = 3.0  # a density this many standard errors above zero carries an estimate
@@ -116,21 +117,25 @@ class Estimate(eqx.Module):
         )
 
 
+def ratio_with_error(sums: Sums, scale: Float[Numbers, ""] | float = 0.0) -> tuple[Numbers, Numbers]:
+    """n/w with its standard errors; `scale` is the size of the values averaged, below whose rounding no error is."""
+    xp = module_of(sums.w)
+    limits = xp.finfo(sums.w.dtype)
+    empty = xp.abs(sums.w) <= limits.tiny  # nothing to divide by; a NaN is not empty, and stays one
+    safe = xp.where(empty, 1, sums.w)
+    value = xp.where(empty, 0, sums.n / safe)
+    variance = xp.maximum(sums.shifted(-value).nn, 0)  # Σ (n − ρ w)²
+    # Of the values as they were computed: those of a model of many terms are right to some units of rounding.
+    rounding = 16 * limits.eps * (xp.abs(value) + scale)
+    return value, xp.where(empty, xp.inf, xp.sqrt(variance / safe**2 + rounding**2))
+
+
 def ratio_estimate(
     sums: Sums, episodes: Array | int, points: Array | int, inside: Flag, scale: Scalar | float = 0.0
 ) -> Estimate:
-    """The ratio with its standard errors, `points` being the number of observed points in all `episodes`.
-
-    `scale` is the size of the values averaged: no standard error is below their rounding.
-    """
-    tiny, points = jnp.finfo(sums.w.dtype).tiny, jnp.asarray(points, sums.w.dtype)
-    empty = jnp.abs(sums.w) <= tiny  # nothing to divide by; a NaN is not empty, and stays one
-    safe = jnp.where(empty, 1, sums.w)
-    value = jnp.where(empty, 0, sums.n / safe)
-    variance = jnp.maximum(sums.shifted(-value).nn, 0)  # Σ (n − ρ w)²
-    # Of the values as they were computed: those of a model of many terms are right to some units of rounding.
-    rounding = 16 * jnp.finfo(sums.w.dtype).eps * (jnp.abs(value) + scale)
-    stderr = jnp.where(empty, jnp.inf, jnp.sqrt(variance / safe**2 + rounding**2))
+    """The ratio as an estimate, `points` being the number of observed points in all `episodes`."""
+    value, stderr = ratio_with_error(sums, scale)
+    points = jnp.asarray(points, sums.w.dtype)
     density = sums.w / points
     spread = jnp.maximum(sums.ww - sums.w**2 / episodes, 0)
     density_stderr = jnp.sqrt(spread) / points

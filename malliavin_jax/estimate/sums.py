@@ -12,9 +12,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._base import mesh
-from .._base.types import Scalar, Vector
+from .._base.types import Numbers, Vector
 from ..samples.samples import Samples
-from .localizers import AbstractRadial, Localizer
+from .localizers import Localizer, at_points
 
 T = TypeVar("T")
 
@@ -28,24 +28,24 @@ class Bank(eqx.Module):
     points of a chunk is contiguous, so that sums over them are vectorised.
     """
 
-    x: Float[Array, "chunks d times size"]
-    weight: Float[Array, "chunks d times size"]
-    values: Float[Array, "chunks m times size"]
-    jacobians: Float[Array, "chunks m d times size"]
-    observed: Bool[Array, "chunks times size"]
+    x: Float[Numbers, "chunks d times size"]
+    weight: Float[Numbers, "chunks d times size"]
+    values: Float[Numbers, "chunks m times size"]
+    jacobians: Float[Numbers, "chunks m d times size"]
+    observed: Bool[Numbers, "chunks times size"]
     episodes: int = eqx.field(static=True)
 
 
 class Sums(NamedTuple):
     """Sums over episodes of n = Σ_times (w ℓ − ∇ℓ·G), of w = Σ_times w, and of their products."""
 
-    n: Float[Array, " m"]
-    w: Scalar
-    nn: Float[Array, " m"]
-    nw: Float[Array, " m"]
-    ww: Scalar
+    n: Float[Numbers, "m *places"]
+    w: Float[Numbers, "*places"]
+    nn: Float[Numbers, "m *places"]
+    nw: Float[Numbers, "m *places"]
+    ww: Float[Numbers, "*places"]
 
-    def shifted(self, by: Float[Array, " m"]) -> "Sums":
+    def shifted(self, by: Float[Numbers, "m *places"]) -> "Sums":
         """The sums for ℓ + by: n becomes n + by·w."""
         nn = self.nn + 2 * by * self.nw + by**2 * self.ww
         return Sums(self.n + by * self.w, self.w, nn, self.nw + by * self.ww, self.ww)
@@ -61,7 +61,7 @@ def by_episode(array: Array) -> Array:
     return jnp.moveaxis(array, 1, 2).reshape(-1, array.shape[1])
 
 
-def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
+def make_bank(samples: Samples, values: Numbers, jacobians: Numbers) -> Bank:
     """A bank with zeros in place of what was not observed (a zero times a mask is zero; a NaN is not)."""
     arrays = samples.x, samples.weight, values, jacobians, samples.observed
     episodes, devices = samples.num_episodes, mesh.parts()
@@ -72,48 +72,46 @@ def make_bank(samples: Samples, values: Array, jacobians: Array) -> Bank:
     return Bank(*mesh.by_device(_tiled, *full), episodes=episodes)
 
 
-def _tiled(x: Array, weight: Array, values: Array, jacobians: Array, observed: Array) -> tuple[Array, ...]:
+def _tiled(x: Numbers, weight: Numbers, values: Numbers, jacobians: Numbers, observed: Numbers) -> tuple[Numbers, ...]:
     """The arrays of a bank, in its order, from arrays over (episodes, times)."""
+    xp = mesh.module_of(x)
     episodes, times, _ = x.shape
     chunks = -(-episodes // max(1, CHUNK // times))
     size = -(-episodes // chunks)
 
-    def tiles(array: Array) -> Array:
-        filled = jnp.pad(array, [(0, chunks * size - episodes)] + [(0, 0)] * (array.ndim - 1))
+    def tiles(array: Numbers) -> Numbers:
+        filled = xp.pad(array, [(0, chunks * size - episodes)] + [(0, 0)] * (array.ndim - 1))
         split = filled.reshape(chunks, size, *array.shape[1:])
-        return jnp.moveaxis(split, (1, 2), (-1, -2))
+        return xp.moveaxis(split, (1, 2), (-1, -2))
 
-    def clean(array: Array) -> Array:
+    def clean(array: Numbers) -> Numbers:
         seen = observed.reshape(*observed.shape, *(1,) * (array.ndim - 2))
-        return tiles(jnp.where(seen, array, 0))
+        return tiles(xp.where(seen, array, 0))
 
     return clean(x), clean(weight), clean(values), clean(jacobians), tiles(observed)
 
 
-def episode_terms(part: Bank, alpha: Vector, localizer: Localizer) -> tuple[list[Array], Array]:
+def episode_terms(part: Bank, alpha: Numbers, localizer: Localizer) -> tuple[list[Numbers], Numbers]:
     """n, a list of m arrays (size,), and w (size,): the terms of each episode of one chunk, summed over its times."""
     # Coordinates stay apart, each an array over the points of the chunk: XLA then computes a sum in one vectorised
     # loop. (Its CPU backend, jaxlib 0.10.2, was also seen to return wrong numbers for a fused reduction over a short
     # axis under vmap; tests/estimate/test_conditional.py compares vmap with a loop.)
+    # With NumPy α may be (d, alphas, 1, 1), and the terms are (alphas, size).
     axes = range(alpha.shape[0])
-    y = [part.x[j] - alpha[j] for j in axes]
-    if isinstance(localizer, AbstractRadial):
-        K, B = localizer.radial(_sum([y[j] * y[j] for j in axes]), len(y))
-        G = [y[j] * B for j in axes]
-    else:
-        K, G = jax.vmap(jax.vmap(lambda *y: localizer(jnp.stack(y)), out_axes=(0, 1)), out_axes=(0, 1))(*y)
+    K, G = at_points(localizer, [part.x[j] - alpha[j] for j in axes])
     # An unobserved point has weight, values and Jacobian 0: only its kernel wants a mask.
     w = part.observed.astype(part.x.dtype) * K + _sum([G[j] * part.weight[j] for j in axes])
     n = [
         w * value - _sum([jacobian[j] * G[j] for j in axes])
         for value, jacobian in zip(part.values, part.jacobians, strict=True)
     ]
-    return [_sum(list(row)) for row in n], _sum(list(w))
+    times = range(w.shape[-2])
+    return [_sum([row[..., t, :] for t in times]) for row in n], _sum([w[..., t, :] for t in times])
 
 
-def _sum(terms: list[Array]) -> Array:
+def _sum(terms: list[Numbers]) -> Numbers:
     """Written out: the terms are few, and each is an array."""
-    return functools.reduce(jnp.add, terms)
+    return functools.reduce(operator.add, terms)
 
 
 def localized_sums(bank: Bank, alpha: Vector, localizer: Localizer) -> Sums:

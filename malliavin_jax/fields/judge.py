@@ -20,7 +20,7 @@ judge suspects much without reason), is added to the squared standard errors.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -30,15 +30,17 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._base.checks import has_numbers
-from .._base.mesh import on_one_thread, to_device
-from .._base.small_tensors import HIGHEST
-from .._base.types import Scalar, Vector
+from .._base.mesh import each, here_or_compiled, module_of, on_one_thread, to_device
+from .._base.small_tensors import matmul
+from .._base.types import Numbers, Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer, AbstractRadial, check_localizer
+from ..estimate.on_host import terms_at
 from ..estimate.ratio import TRUSTED_FROM
 from ..estimate.sums import Bank, episode_terms
-from ..models.folds import Fold, make_fold
+from ..models.folds import Fold, gradients, make_fold, on_hand
 from ..models.selection import choose_localizer, typical_points
 from ..potentials.base import AbstractPotential, check_potential
+from ..potentials.on_host import is_known
 from ..samples.samples import Samples, check_samples
 from ..samples.summary import spread
 
@@ -53,12 +55,14 @@ _DRAWS = 16384  # of the null law: p-values are known to ±.002 near .1, to ±.0
 class Kernel(AbstractRadial):
     """The fourth-order Gaussian kernel 2K_h − K_{√2 h} with no field G: a plain average, not debiased."""
 
-    length: float | Scalar
+    length: float | Float[Numbers, ""]
+    takes_numpy: ClassVar[bool] = True
 
-    def radial(self, square: Array, d: int) -> tuple[Array, Array]:
-        h2 = jnp.asarray(self.length, square.dtype) ** 2
-        narrow, wide = (jnp.exp(-square / (2 * k * h2)) / (2 * jnp.pi * k * h2) ** (d / 2) for k in (1, 2))
-        return 2 * narrow - wide, jnp.zeros_like(square)
+    def radial(self, square: Numbers, d: int) -> tuple[Numbers, Numbers]:
+        xp = module_of(square)
+        h2 = xp.asarray(self.length, square.dtype) ** 2
+        narrow, wide = (xp.exp(-square / (2 * k * h2)) / (2 * xp.pi * k * h2) ** (d / 2) for k in (1, 2))
+        return 2 * narrow - wide, xp.zeros_like(square)
 
 
 class Influence(NamedTuple):
@@ -85,24 +89,36 @@ class Verdict(NamedTuple):
     variance: Float[Array, "alphas d"]
 
 
-def influences(folds: tuple[Fold, ...], alphas: Float[Array, "alphas d"], localizer: AbstractLocalizer) -> Influence:
+def influences(folds: tuple[Fold, ...], alphas: Float[Numbers, "alphas d"], localizer: AbstractLocalizer) -> Influence:
     """The localized estimate of several folds, each with its own model added back."""
+    xp = module_of(alphas)
+    terms = terms_at if xp is np else _terms
 
-    def terms(fold: Fold) -> Float[Array, "alphas rows episodes"]:
-        def at(part: Bank, alpha: Vector) -> Float[Array, "rows size"]:
-            n, w = episode_terms(part, alpha, localizer)
-            return jnp.stack([*(row + w * shift for row, shift in zip(n, fold.model(alpha), strict=True)), w])
+    def with_model(fold: Fold) -> Float[Numbers, "alphas rows episodes"]:
+        rows = terms(fold.bank, alphas, localizer)
+        n, w = rows[:, :-1], rows[:, -1:]
+        return xp.concatenate([n + fold.model_at(alphas)[:, :, None] * w, w], 1)
 
-        rows = lax.map(lambda part: jax.vmap(lambda alpha: at(part, alpha))(alphas), fold.bank)
-        return jnp.moveaxis(rows, 0, 2).reshape(len(alphas), rows.shape[2], -1)
-
-    rows = jnp.concatenate([terms(fold) for fold in folds], -1)
+    rows = xp.concatenate([with_model(fold) for fold in folds], -1)
     n, w = rows[:, :-1], rows[:, -1:]
-    total = jnp.sum(w, -1)
-    firm = total[:, 0] > TRUSTED_FROM * jnp.sqrt(jnp.sum(w[:, 0] ** 2, -1))
-    safe = jnp.where(total == 0, 1, total)
-    value = jnp.sum(n, -1) / safe
+    total = xp.sum(w, -1)
+    firm = total[:, 0] > TRUSTED_FROM * xp.sqrt(xp.sum(w[:, 0] ** 2, -1))
+    safe = xp.where(total == 0, 1, total)
+    value = xp.sum(n, -1) / safe
     return Influence(value, (n - value[:, :, None] * w) / safe[:, :, None], firm.astype(value.dtype))
+
+
+def _terms(
+    bank: Bank, alphas: Float[Array, "alphas d"], localizer: AbstractLocalizer
+) -> Float[Array, "alphas rows episodes"]:
+    """n and w of each episode at each α: `terms_at`, compiled."""
+
+    def at(part: Bank, alpha: Vector) -> Float[Array, "rows size"]:
+        n, w = episode_terms(part, alpha, localizer)
+        return jnp.stack([*n, w])
+
+    rows = lax.map(lambda part: jax.vmap(lambda alpha: at(part, alpha))(alphas), bank)
+    return jnp.moveaxis(rows, 0, 2).reshape(len(alphas), rows.shape[2], -1)
 
 
 class Moments(NamedTuple):
@@ -113,14 +129,15 @@ class Moments(NamedTuple):
 
 
 def compare(
-    difference: Float[Array, "alphas d"], influence: Float[Array, "alphas d episodes"], share: Array
+    difference: Float[Numbers, "alphas d"], influence: Float[Numbers, "alphas d episodes"], share: Numbers
 ) -> Moments:
     """What the test of difference = 0 is made of, given the influences of the episodes on it.
 
     Places count by their `share`."""
-    root = jnp.sqrt(share)[:, None]
+    xp = module_of(share)
+    root = xp.sqrt(share)[:, None]
     rows = (root[:, :, None] * influence).reshape(difference.size, -1)
-    return Moments(jnp.sum((root * difference) ** 2), jnp.matmul(rows, rows.T, precision=HIGHEST))
+    return Moments(xp.sum((root * difference) ** 2), matmul(rows, rows.T))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -141,9 +158,9 @@ def against_null(found: Moments) -> Test:
     return Test(*(to_device(number, covariance.dtype) for number in (statistic, p_value, excess)))
 
 
-def shares(firm: Float[Array, " alphas"]) -> Float[Array, " alphas"]:
+def shares(firm: Float[Numbers, " alphas"]) -> Float[Numbers, " alphas"]:
     """Equal shares of the places where the judge has something to say."""
-    return firm / jnp.maximum(jnp.sum(firm), 1)
+    return firm / module_of(firm).maximum(firm.sum(), 1)
 
 
 def judge(
@@ -154,26 +171,27 @@ def judge(
     unbiased: AbstractLocalizer,
 ) -> Verdict:
     """The tests of the model alone, and of it with each kernel, in this order."""
-    alone, rest, share, variance = _candidates(folds, model, alphas, lengths, unbiased)
+    here = is_known(model) and on_hand(folds, unbiased, len(alphas) * (1 + len(lengths)))
+    alone, rest, share, variance = _candidates(here, folds, model, alphas, lengths, unbiased)
     tests = [against_null(alone), *(against_null(Moments(*one)) for one in zip(*map(np.asarray, rest), strict=True))]
     columns = (to_device(np.stack(column)) for column in zip(*tests, strict=True))
     return Verdict(Test(*columns), share, variance)
 
 
-@eqx.filter_jit
+@here_or_compiled
 def _candidates(
-    folds: tuple[Fold, ...], model: AbstractPotential, alphas: Array, lengths: Array, unbiased: AbstractLocalizer
-) -> tuple[Moments, Moments, Array, Array]:
+    folds: tuple[Fold, ...], model: AbstractPotential, alphas: Numbers, lengths: Numbers, unbiased: AbstractLocalizer
+) -> tuple[Moments, Moments, Numbers, Numbers]:
     """What the tests are made of: of the model alone, and of each kernel."""
     u = influences(folds, alphas, unbiased)
     share = shares(u.firm)
 
-    def candidate(length: Scalar) -> Moments:
+    def candidate(length: Float[Numbers, ""]) -> Moments:
         kernel = influences(folds, alphas, Kernel(length))
         return compare(kernel.value - u.value, kernel.of_episodes - u.of_episodes, share)
 
-    alone = compare(jax.vmap(model.gradient)(alphas) - u.value, u.of_episodes, share)
-    return alone, lax.map(candidate, lengths), share, jnp.sum(u.of_episodes**2, -1)
+    alone = compare(gradients(model, alphas) - u.value, u.of_episodes, share)
+    return alone, each(candidate, lengths), share, (u.of_episodes**2).sum(-1)
 
 
 class GoodnessOfFit(eqx.Module):
@@ -266,16 +284,17 @@ def goodness_of_fit(
         localizer = choose_localizer(samples, (fold,)).localizer if rung == "hessians" else narrow
     if alphas is None:
         alphas = typical_points(samples, _PLACES)
-    moments, difference, stderr, trusted = _verdict(fold, alphas, localizer)
+    here = on_hand((fold,), localizer, len(alphas))
+    moments, difference, stderr, trusted = _verdict(here, fold, to_device(alphas), localizer)
     test = against_null(moments)
     return GoodnessOfFit(test.p_value, test.statistic, alphas, difference, stderr, trusted)
 
 
-@eqx.filter_jit
+@here_or_compiled
 def _verdict(
-    fold: Fold, alphas: Float[Array, "alphas d"], localizer: AbstractLocalizer
-) -> tuple[Moments, Array, Array, Array]:
+    fold: Fold, alphas: Float[Numbers, "alphas d"], localizer: AbstractLocalizer
+) -> tuple[Moments, Numbers, Numbers, Numbers]:
     found = influences((fold,), alphas, localizer)
-    difference = found.value - jax.vmap(fold.model)(alphas)
-    stderr = jnp.sqrt(jnp.sum(found.of_episodes**2, -1))
+    difference = found.value - fold.model_at(alphas)
+    stderr = (found.of_episodes**2).sum(-1) ** 0.5
     return compare(difference, found.of_episodes, shares(found.firm)), difference, stderr, found.firm > 0

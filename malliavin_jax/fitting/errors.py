@@ -24,7 +24,7 @@ from scipy.sparse import csr_array
 
 from .._base.mesh import on_one_thread
 from .bsplines import DEGREE, SUPPORT, host_basis
-from .monomials import all_exponents, derivative_table
+from .monomials import Exponents, derivative_table
 
 _EPISODES = {1: 100_000, 2: 10_000, 3: 4_000}  # whose influences are looked at; the variance is scaled to all
 _NODES = {1: 65, 2: 17, 3: 5}  # along each axis, at which a table of the variance is computed
@@ -111,11 +111,11 @@ def spline_rows(
 
 
 def polynomial_rows(
-    center: Float[np.ndarray, " d"], scale: Float[np.ndarray, " d"], degree: int
+    center: Float[np.ndarray, " d"], scale: Float[np.ndarray, " d"], exponents: Exponents
 ) -> Callable[[Float[np.ndarray, "n d"]], Rows]:
     """x ↦ the derivatives of the monomials in (x − center)/scale."""
     d = len(center)
-    table = derivative_table(all_exponents(d, degree), (1, 2))
+    table = derivative_table(exponents, (1, 2))
     wanted = [*range(d), *(d + i * d + j for i, j in itertools.combinations_with_replacement(range(d), 2))]
     units = np.concatenate(
         [scale, [scale[i] * scale[j] for i, j in itertools.combinations_with_replacement(range(d), 2)]]

@@ -16,7 +16,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._base.checks import check_count
+from .._base.mesh import module_of
 from .._base.small_tensors import HIGHEST
+from .._base.types import Numbers
 
 Exponents = tuple[tuple[int, ...], ...]
 
@@ -113,12 +115,13 @@ def derivative_table(exponents: Exponents, orders: tuple[int, ...]) -> Derivativ
 # times a coordinate: what sums over points fuses into one loop. The two round differently (x·(y·y) and (x·y)·y).
 
 
-def monomials(z: Float[Array, " d"], exponents: np.ndarray) -> Float[Array, " u"]:
+def monomials(z: Float[Numbers, "d *points"], exponents: np.ndarray) -> Float[Numbers, "u *points"]:
     """z^e for each row e of `exponents`, from a table of powers: right at z = 0, as are its derivatives."""
-    powers = [jnp.ones_like(z)]
+    xp = module_of(z)
+    powers = [xp.ones_like(z)]
     for _ in range(int(exponents.max())):
         powers.append(powers[-1] * z)
-    table = jnp.stack(powers)
+    table = xp.stack(powers)
     return functools.reduce(operator.mul, (table[exponents[:, i], i] for i in range(z.shape[0])))
 
 
@@ -130,9 +133,9 @@ def monomials_of_points(z: Float[Array, "d points"], degree: int) -> Float[Array
     return jnp.stack(list(known.values()))
 
 
-def combine(theta: Float[Array, " terms"], table: DerivativeTable) -> Float[Array, "rows u"]:
+def combine(theta: Float[Numbers, " terms"], table: DerivativeTable) -> Float[Numbers, "rows u"]:
     """The matrix that takes φ(z) to the derivatives of Σ_t θ_t z^{e_t}; it does not depend on z."""
-    return jnp.asarray(table.factor, theta.dtype) * theta[table.source]
+    return table.factor.astype(theta.dtype) * theta[table.source]
 
 
 def derivatives(

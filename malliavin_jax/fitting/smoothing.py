@@ -14,6 +14,7 @@ the spectrum of Λ = exp(ℓ²|ω|²/2): nothing is much shorter than ℓ, which
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxtyping import Float
 from numpy.polynomial import legendre
 from scipy.linalg import LinAlgError, cho_solve, cholesky
 
+from .._base.mesh import on_threads
 from .bsplines import DEGREE
 from .spline_equations import ORDER, scaled_differences
 
@@ -111,17 +113,15 @@ class Problem(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """−2 log restricted likelihood at one smoothing, θ there, and the Cholesky factor of A + λP, its rows scaled."""
+    """−2 log restricted likelihood at one smoothing, θ there, and the Cholesky factor of A + λP."""
 
     criterion: float
     log_smoothing: float
     theta: Float[np.ndarray, " modes"]
     factor: Float[np.ndarray, "modes modes"]
-    scale: Float[np.ndarray, " modes"]
 
     def solve(self, right: Float[np.ndarray, "modes *n"]) -> Float[np.ndarray, "modes *n"]:
-        scale = self.scale.reshape(-1, *(1,) * (right.ndim - 1))
-        return cho_solve((self.factor, True), right / scale, check_finite=False) / scale
+        return cho_solve((self.factor, True), right, check_finite=False)
 
 
 def log_det(matrix: Float[np.ndarray, "n n"]) -> float:
@@ -133,23 +133,25 @@ def log_det(matrix: Float[np.ndarray, "n n"]) -> float:
 
 def attempt(problem: Problem, log_smoothing: float, ridge: float = _RIDGE) -> Attempt:
     """The solution at one smoothing; its criterion is infinite where the matrix cannot be factorised."""
-    system = problem.gram.copy()
+    system = problem.gram.copy(order="F")  # in which it is factorised where it stands
     diagonal = np.einsum("ii->i", system)
     diagonal += math.exp(log_smoothing) * problem.roughness
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1))
-    system /= scale[:, None]
-    system /= scale[None, :]
-    diagonal[...] = 1 + ridge
+    diagonal[...] = np.where(diagonal > 0, diagonal, 1) * (1 + ridge)
     try:
         factor = cholesky(system, lower=True, overwrite_a=True, check_finite=False)
     except LinAlgError:  # cells without data, and too little smoothing to fill them
-        return Attempt(math.inf, log_smoothing, problem.right, problem.gram, scale)
-    found = Attempt(0.0, log_smoothing, problem.right, factor, scale)
+        return Attempt(math.inf, log_smoothing, problem.right, problem.gram)
+    found = Attempt(0.0, log_smoothing, problem.right, factor)
     theta = found.solve(problem.right)
-    logdet = 2 * float(np.sum(np.log(np.diag(factor)) + np.log(scale)))
+    logdet = 2 * float(np.sum(np.log(np.diag(factor))))
     rank = np.count_nonzero(problem.roughness)
     left = float(problem.squares - theta @ problem.right)
     return found._replace(criterion=left + logdet - rank * log_smoothing - problem.log_prior, theta=theta)
+
+
+def attempts(problem: Problem, places: Iterable[float]) -> list[Attempt]:
+    """Those at several smoothings."""
+    return on_threads(lambda place: attempt(problem, place), places)
 
 
 def firm_attempt(problem: Problem, log_smoothing: float) -> Attempt:
@@ -167,18 +169,17 @@ def least(problem: Problem, start: float | None, step: float = 1.0) -> Attempt:
     low, high = _range(problem)
     if start is None:
         step = _COARSE
-        places = np.arange(low, high, step).tolist()
-        start = min((attempt(problem, place) for place in places), key=_criterion).log_smoothing
+        start = min(attempts(problem, np.arange(low, high, step).tolist()), key=_criterion).log_smoothing
     known: dict[float, Attempt] = {}
 
-    def at(place: float) -> Attempt:
-        place = min(place, high)
-        if place not in known:
-            known[place] = attempt(problem, place)
-        return known[place]
+    def at(*places: float) -> list[Attempt]:
+        wanted = [min(place, high) for place in places]
+        new = sorted(set(wanted) - set(known))
+        known.update(zip(new, attempts(problem, new), strict=True))
+        return [known[place] for place in wanted]
 
     for _ in range(_MOVES):
-        left, middle, right = at(start - step), at(start), at(start + step)
+        left, middle, right = at(start - step, start, start + step)
         best = min((left, middle, right), key=_criterion)
         if best is not middle and math.isfinite(best.criterion):
             start = best.log_smoothing
@@ -188,18 +189,20 @@ def least(problem: Problem, start: float | None, step: float = 1.0) -> Attempt:
         if step > 1 and shift != 0:
             start, step = start + shift, 1.0
             continue
-        return min((middle, at(start + shift)), key=_criterion) if abs(shift) > _TOLERANCE else middle
+        return min((middle, *at(start + shift)), key=_criterion) if abs(shift) > _TOLERANCE else middle
     return min(known.values(), key=_criterion)
 
 
 def lower_start(problem: Problem, start: float, steps: tuple[float, ...], *, patient: bool) -> float:
     """The best of some smoothings below one; where not `patient`, only as far as it gets better."""
+    if patient:
+        return min(attempts(problem, [start, *(start + step for step in steps)]), key=_criterion).log_smoothing
     best = attempt(problem, start)
     for step in steps:
         lower = attempt(problem, start + step)
         if lower.criterion < best.criterion:
             best = lower
-        elif not patient:
+        else:
             break
     return best.log_smoothing
 

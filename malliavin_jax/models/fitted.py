@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -144,7 +143,7 @@ def _fit_polynomials(samples: Samples, halves: tuple[Samples, Samples]) -> Fitte
     degree = degree_for(samples)
     folds, score = _held_out(samples, halves, tuple(_fit_polynomial(half, degree) for half in halves))
     whole = _fit_polynomial(samples, degree)
-    linear = functools.partial(_linear_polynomial, whole, samples, degree)
+    linear = functools.partial(_linear_polynomial, whole, samples)
     return FittedModel("polynomial", whole, folds, _variance_of(linear, samples), score)
 
 
@@ -170,7 +169,6 @@ def _variance_of(
     return lambda points: table()(points)
 
 
-@eqx.filter_jit
 def _fit_polynomial(samples: Samples, degree: int) -> Polynomial:
     """The polynomial of given degree that fits the observed gradients and Hessians best."""
     return Polynomial.fit(
@@ -182,13 +180,13 @@ def _fit_polynomial(samples: Samples, degree: int) -> Polynomial:
     )
 
 
-def _linear_polynomial(fitted: Polynomial, samples: Samples, degree: int) -> LinearFit:
+def _linear_polynomial(fitted: Polynomial, samples: Samples) -> LinearFit:
     """The normal equations anew, from some of the episodes: a polynomial's own fit keeps none."""
     center, scale = (np.asarray(array, np.float64) for array in (fitted.center, fitted.scale))
     some = min(samples.num_episodes, max(200, 20_000 // samples.num_times))
     arrays = samples.x, samples.gradient, samples.require_hessian("a polynomial"), samples.observed
     x, gradient, hessian, seen = (np.asarray(a[:some]).reshape(-1, *a.shape[2:]) for a in arrays)
-    rows = polynomial_rows(center, scale, degree)
+    rows = polynomial_rows(center, scale, fitted.exponents)
     F = rows(np.where(seen[:, None], x, 0))
     theta = np.asarray(fitted.coefficients, np.float64)
     d, p = samples.dim, len(theta)

@@ -6,13 +6,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from .._base import mesh
-from .._base.types import Vector
+from .._base.types import Numbers, Vector
+from ..estimate import on_host
 from ..estimate.localizers import AbstractLocalizer
+from ..estimate.ratio import ratio_with_error
 from ..estimate.sums import Bank, Sums, add_up, localized_sums, make_bank
 from ..potentials.base import AbstractPotential
+from ..potentials.on_host import derivatives_on_host, is_known
 from ..samples.samples import Samples
+
+_ON_HOST = 200_000  # points, up to which residuals are computed before a program for them could be compiled
 
 
 class Fold(eqx.Module):
@@ -25,14 +31,32 @@ class Fold(eqx.Module):
         """∇m(α)."""
         return jnp.zeros_like(alpha) if self.potential is None else self.potential.gradient(alpha)
 
+    def model_at(self, alphas: Float[Numbers, "alphas d"]) -> Float[Numbers, "alphas d"]:
+        """∇m at many α."""
+        return gradients(self.potential, alphas)
+
     def with_model(self, sums: Sums, alpha: Vector) -> Sums:
         """Sums of residuals at α with the model added back: ℓ = (g − ∇m(X)) + ∇m(α)."""
         return sums.shifted(self.model(alpha))
 
 
-@eqx.filter_jit
+def gradients(potential: AbstractPotential | None, alphas: Float[Numbers, "alphas d"]) -> Float[Numbers, "alphas d"]:
+    """∇m at many α, 0 of no potential; with NumPy for places that are its own."""
+    if isinstance(alphas, np.ndarray):
+        return derivatives_on_host(potential, alphas)[0].astype(alphas.dtype)
+    return jnp.zeros_like(alphas) if potential is None else jax.vmap(potential.gradient)(alphas)
+
+
 def make_fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
     """The residuals of `samples` against `potential`, which must not have been fitted to them."""
+    small = samples.observed.size <= _ON_HOST and mesh.parts() == 1
+    if small and is_known(potential) and mesh.on_host(samples):
+        return _fold_on_host(samples, potential)
+    return _make_fold(samples, potential)
+
+
+@eqx.filter_jit
+def _make_fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
     hessian = samples.require_hessian("a debiased gradient")
     if potential is None:
         return Fold(make_bank(samples, samples.gradient, hessian), None)
@@ -42,9 +66,38 @@ def make_fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
     return Fold(make_bank(samples, gradient, hessian), potential)
 
 
+def _fold_on_host(samples: Samples, potential: AbstractPotential | None) -> Fold:
+    hessian = samples.require_hessian("a debiased gradient")
+    here = mesh.to_host(Samples(samples.x, samples.gradient, hessian, samples.weight, samples.observed))
+    flat = np.where(here.observed[..., None], here.x, 0).reshape(-1, samples.dim)
+    model = derivatives_on_host(potential, flat)
+    left = [
+        (data - own.reshape(data.shape)).astype(data.dtype)
+        for data, own in zip((here.gradient, here.hessian), model, strict=True)
+    ]
+    return Fold(jax.tree.map(mesh.to_device, make_bank(here, *left)), potential)
+
+
 def folded_sums(folds: Sequence[Fold], alpha: Vector, localizer: AbstractLocalizer) -> Sums:
     """The localized sums of several folds at α, each with its own model added back."""
     return add_up([fold.with_model(localized_sums(fold.bank, alpha, localizer), alpha) for fold in folds])
+
+
+def variances_at(
+    folds: Sequence[Fold], alphas: Float[Numbers, "alphas d"], localizer: AbstractLocalizer
+) -> Float[Numbers, " alphas"]:
+    """The variance of the ratio of these sums, added over its entries, at many α."""
+    if not isinstance(alphas, np.ndarray):
+        return jax.vmap(lambda alpha: jnp.sum(ratio_with_error(folded_sums(folds, alpha, localizer))[1] ** 2))(alphas)
+    parts = [on_host.sums_at(fold.bank, alphas, localizer).shifted(fold.model_at(alphas).T) for fold in folds]
+    return np.sum(ratio_with_error(add_up(parts))[1] ** 2, 0)
+
+
+def on_hand(folds: Sequence[Fold], localizer: AbstractLocalizer, places: int) -> bool:
+    """Whether so many places are asked of so few points that NumPy is done before a compiler."""
+    work = places * sum(on_host.size_of(fold.bank) for fold in folds)
+    known = all(is_known(fold.potential) for fold in folds)
+    return known and on_host.serves(localizer, work, *(fold.bank for fold in folds))
 
 
 def every_other(samples: Samples, first: int) -> Samples:

@@ -18,9 +18,9 @@ smaller still: it costs little error, and the intervals cover better.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,16 +28,17 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._base import mesh
-from .._base.small_tensors import HIGHEST, matmul
-from .._base.types import Scalar, Vector
-from ..estimate.length import length_of_least_variance
+from .._base.small_tensors import einsum, matmul
+from .._base.types import Numbers, Scalar, Vector
+from ..estimate.length import BestLength, length_of_least_variance
 from ..estimate.localizers import AbstractLocalizer, Gaussian, Laplace
+from ..estimate.on_host import for_each_part
 from ..estimate.ratio import TRUSTED_FROM
-from ..estimate.sums import Bank, Sums, add_up, episode_terms, sum_over_chunks
+from ..estimate.sums import Bank, add_up, episode_terms, sum_over_chunks
 from ..kernel.bandwidth import cross_validated_bandwidth
 from ..samples.samples import Samples
 from ..samples.summary import mean_and_deviation, spread
-from .folds import Fold, folded_sums
+from .folds import Fold, on_hand, variances_at
 
 _ALPHAS = 32  # places at which candidates are compared: samples themselves, so that they follow the density
 _PILOT = 20_000  # points on which lengths are compared: which is best does not depend on the number
@@ -60,38 +61,38 @@ class Choice(NamedTuple):
 
 def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     """The best localizer: `Laplace` in one dimension, `Gaussian` beyond."""
-    return _choose(folds, spread(samples), typical_points(samples, _ALPHAS))
+    scale, alphas = spread(samples), typical_points(samples, _ALPHAS)
+    some, _ = some_episodes(folds, _RISK_POINTS // samples.num_times)
+    lengths = len(LENGTHS) if samples.dim == 1 else len(_LENGTHS_BEYOND)
+    here = on_hand(some, Gaussian(1.0, 1.0), len(alphas) * lengths)
+    return _choose(here, folds, scale, alphas)
 
 
-@eqx.filter_jit
-def _choose(folds: tuple[Fold, ...], scale: Scalar, alphas: Float[Array, "alphas d"]) -> Choice:
-    times = folds[0].bank.x.shape[2]
+@mesh.here_or_compiled
+def _choose(folds: tuple[Fold, ...], scale: Float[Numbers, ""], alphas: Float[Numbers, "alphas d"]) -> Choice:
+    xp, times = mesh.module_of(alphas), folds[0].bank.x.shape[2]
     pilot, shrink = some_episodes(folds, max(1000, _PILOT // times))
 
-    def sums(alpha: Vector, localizer: AbstractLocalizer) -> Sums:
-        return folded_sums(pilot, alpha, localizer)
-
-    def average(variances: Float[Array, "lengths alphas"]) -> Float[Array, " lengths"]:
+    def average(variances: Float[Numbers, "lengths alphas"]) -> Float[Numbers, " lengths"]:
         """The mean of logarithms: every α counts alike, whatever its size."""
-        return jnp.mean(jnp.log(shrink * variances + jnp.finfo(variances.dtype).tiny), 1)
+        return xp.mean(xp.log(shrink * variances + xp.finfo(variances.dtype).tiny), 1)
+
+    def best_of(lengths: Numbers, localizer: Callable[[Float[Numbers, ""]], AbstractLocalizer]) -> BestLength:
+        def variances(length: Float[Numbers, ""]) -> Float[Numbers, " alphas"]:
+            return variances_at(pilot, alphas, localizer(length))
+
+        return length_of_least_variance(variances, lengths=lengths, average=average)
 
     if alphas.shape[1] == 1:
-        lengths = scale * jnp.asarray(LENGTHS, scale.dtype)
-        best = length_of_least_variance(sums, Laplace, lengths=lengths, alphas=alphas, average=average)
-        return Choice(Laplace(best.length), jnp.mean(shrink * best.variance))
+        best = best_of(scale * xp.asarray(LENGTHS, scale.dtype), Laplace)
+        return Choice(Laplace(best.length), xp.mean(shrink * best.variance))
 
-    cores, lengths = (scale * jnp.asarray(c, scale.dtype) for c in (_CORES, _LENGTHS_BEYOND))
-
-    def best_length(core: Scalar) -> Scalar:
-        return length_of_least_variance(
-            sums, lambda length: Gaussian(length, core), lengths=lengths, alphas=alphas, average=average
-        ).length
-
-    best_lengths = lax.map(best_length, cores)
+    cores, lengths = (scale * xp.asarray(c, scale.dtype) for c in (_CORES, _LENGTHS_BEYOND))
+    best_lengths = mesh.each(lambda core: best_of(lengths, lambda length: Gaussian(length, core)).length, cores)
     some, fraction = some_episodes(folds, _RISK_POINTS // times)
     risks = _risks(some, fraction, alphas, cores, best_lengths)
-    taken = jnp.argmax(risks <= (1 + _TOLERANCE) * jnp.min(risks))  # the first: cores ascend
-    return Choice(Gaussian(best_lengths[taken], _SMALLER * cores[taken]), jnp.min(risks))
+    taken = xp.argmax(risks <= (1 + _TOLERANCE) * xp.min(risks))  # the first: cores ascend
+    return Choice(Gaussian(best_lengths[taken], _SMALLER * cores[taken]), xp.min(risks))
 
 
 def short_localizer(samples: Samples) -> AbstractLocalizer:
@@ -126,54 +127,76 @@ def short_localizer(samples: Samples) -> AbstractLocalizer:
     return Laplace(length) if samples.dim == 1 else Gaussian(length, length / 4)
 
 
-class _Comparison(NamedTuple):
-    """All cores at one α."""
-
-    excess: Float[Array, "cores cores"]  # (v_e − v_{e'})² − Var(v_e − v_{e'}), or 0 where either is too noisy
-    variance: Float[Array, " cores"]  # se_e²
-    carried: Scalar  # effective number of episodes
-
-
 def _risks(
-    folds: tuple[Fold, ...], fraction: float, alphas: Array, cores: Array, lengths: Array
-) -> Float[Array, " cores"]:
+    folds: tuple[Fold, ...], fraction: float, alphas: Float[Numbers, "n d"], cores: Numbers, lengths: Numbers
+) -> Float[Numbers, " cores"]:
     """The risk of each core, with its length; `fraction` is the share of the episodes that `folds` hold."""
-    found = lax.map(lambda alpha: _compare(folds, alpha, cores, lengths), alphas, batch_size=4)
-    share = found.carried / jnp.sum(found.carried)
-    smaller = jnp.tril(jnp.einsum("n,nab->ab", share, found.excess, precision=HIGHEST))  # the diagonal is 0
-    return jnp.max(smaller, 1) + fraction * matmul(share, found.variance)
-
-
-def _compare(folds: tuple[Fold, ...], alpha: Vector, cores: Array, lengths: Array) -> _Comparison:
-    """The cores at α, all of them from one matrix of inner products of the episodes' terms."""
-
-    def products(fold: Fold) -> tuple[Array, Array]:
-        def rows(part: Bank, core: Scalar, length: Scalar) -> Float[Array, "rows size"]:
-            n, w = episode_terms(part, alpha, Gaussian(length, core))
-            return jnp.stack([w, *(row + w * shift for row, shift in zip(n, fold.model(alpha), strict=True))])
-
-        def of_chunk(part: Bank) -> tuple[Array, Array]:
-            terms = jax.vmap(rows, (None, 0, 0))(part, cores, lengths)
-            return jnp.sum(terms, -1), jnp.einsum("aie,bje->aibj", terms, terms, precision=HIGHEST)
-
-        return sum_over_chunks(of_chunk, fold.bank)
-
-    sums, gram = add_up([products(fold) for fold in folds])
-    total, value = sums[:, 0], sums[:, 1:] / sums[:, :1]
+    xp = mesh.module_of(alphas)
+    if xp is np:
+        found = add_up([_products_on_host(fold, alphas, cores, lengths) for fold in folds])
+    else:
+        found = lax.map(
+            lambda alpha: add_up([_products(fold, alpha, cores, lengths) for fold in folds]), alphas, batch_size=4
+        )
+    sums, gram = found.sums, found.gram
+    total, value = sums[:, :, 0], sums[:, :, 1:] / sums[:, :, :1]
     # The influence of an episode is (n − value·w)/total: a combination of its rows.
-    pick = jnp.eye(value.shape[1], 1 + value.shape[1], k=1, dtype=value.dtype)[None]
-    combine = (pick - value[:, :, None] * jnp.eye(1, pick.shape[2], dtype=value.dtype)[None]) / total[:, None, None]
-    variance = jnp.einsum("aki,aibj,bkj->kab", combine, gram, combine, precision=HIGHEST)
-    own = jnp.diagonal(variance, axis1=1, axis2=2)
-    difference = own[:, :, None] + own[:, None, :] - 2 * variance
-    squares = jnp.diagonal(gram[:, 0, :, 0])
-    firm = total > TRUSTED_FROM * jnp.sqrt(squares)  # a ratio whose denominator is noise is no reference
-    excess = jnp.sum((value.T[:, :, None] - value.T[:, None, :]) ** 2 - difference, 0)
-    return _Comparison(
-        excess=jnp.where(firm[:, None] & firm[None, :], excess, 0),
-        variance=jnp.sum(own, 0),
-        carried=jnp.mean(total**2 / squares),
-    )
+    m = value.shape[2]
+    pick, first = xp.eye(m, 1 + m, k=1, dtype=value.dtype), xp.eye(1, 1 + m, dtype=value.dtype)[0]
+    combine = (pick[None, None] - value[..., None] * first[None, None, None]) / total[:, :, None, None]
+    variance = einsum("naki,naibj,nbkj->nkab", combine, gram, combine)
+    own = xp.diagonal(variance, axis1=2, axis2=3)
+    difference = own[:, :, :, None] + own[:, :, None, :] - 2 * variance
+    squares = xp.diagonal(gram[:, :, 0, :, 0], axis1=1, axis2=2)
+    firm = total > TRUSTED_FROM * xp.sqrt(squares)  # a ratio whose denominator is noise is no reference
+    apart = value[:, :, None, :] - value[:, None, :, :]
+    excess = xp.sum(apart**2, 3) - xp.sum(difference, 1)  # (v_e − v_{e'})² − Var(v_e − v_{e'})
+    excess = xp.where(firm[:, :, None] & firm[:, None, :], excess, 0)
+    carried = xp.mean(total**2 / squares, 1)  # effective number of episodes at each α
+    share = carried / xp.sum(carried)
+    smaller = xp.tril(einsum("n,nab->ab", share, excess))  # the diagonal is 0
+    return xp.max(smaller, 1) + fraction * matmul(share, xp.sum(own, 1))
+
+
+class _Products(NamedTuple):
+    """Of the terms w, n_1, …, n_d of each episode, for each core: their sums, and those of their products."""
+
+    sums: Float[Numbers, "*alphas cores rows"]
+    gram: Float[Numbers, "*alphas cores rows cores rows"]
+
+
+def _products(fold: Fold, alpha: Vector, cores: Array, lengths: Array) -> _Products:
+    """Those at α, all cores from one matrix."""
+
+    def rows(part: Bank, core: Scalar, length: Scalar) -> Float[Array, "rows size"]:
+        n, w = episode_terms(part, alpha, Gaussian(length, core))
+        return jnp.stack([w, *(row + w * shift for row, shift in zip(n, fold.model(alpha), strict=True))])
+
+    def of_chunk(part: Bank) -> _Products:
+        terms = jax.vmap(rows, (None, 0, 0))(part, cores, lengths)
+        return _Products(jnp.sum(terms, -1), einsum("aie,bje->aibj", terms, terms))
+
+    return sum_over_chunks(of_chunk, fold.bank)
+
+
+def _products_on_host(
+    fold: Fold, alphas: Float[np.ndarray, "n d"], cores: np.ndarray, lengths: np.ndarray
+) -> _Products:
+    """The same at all α."""
+    models = dict(zip(map(bytes, alphas), fold.model_at(alphas), strict=True))
+
+    def of_part(part: Bank, alpha: np.ndarray) -> _Products:
+        shifts = np.stack([models[bytes(place)] for place in alpha[:, :, 0, 0].T.copy()], 1)[:, :, None]
+        terms = []
+        for core, length in zip(cores, lengths, strict=True):
+            n, w = episode_terms(part, alpha, Gaussian(length, core))
+            terms.append(np.stack([w, *(row + w * shift for row, shift in zip(n, shifts, strict=True))], 1))
+        rows = np.stack(terms, 1)  # (some, cores, rows, size)
+        flat = rows.reshape(len(rows), -1, rows.shape[-1])
+        return _Products(rows.sum(-1), (flat @ flat.mT).reshape(*rows.shape[:3], *rows.shape[1:3]))
+
+    found = [add_up(group) for group in for_each_part(of_part, fold.bank, alphas)]
+    return _Products(*(np.concatenate(leaves) for leaves in zip(*found, strict=True)))
 
 
 def some_episodes(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, ...], float]:

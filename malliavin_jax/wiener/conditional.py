@@ -14,7 +14,7 @@ from .._base.types import Key, Scalar
 from ..estimate.conditional import conditional_expectation as from_samples
 from ..estimate.length import length_of_least_variance
 from ..estimate.localizers import AbstractLocalizer, Laplace
-from ..estimate.ratio import Estimate
+from ..estimate.ratio import Estimate, ratio_with_error
 from ..estimate.sums import localized_sums, make_bank
 from ..samples.samples import Samples
 from .calculus import (
@@ -203,11 +203,14 @@ def _best_length(weighed: WeighedPaths) -> Scalar:
     bank = make_bank(_samples(pilot), values, (pilot.slope / scale)[:, None, :, None])
     ranks = jnp.linspace(0.05, 0.95, _LEVELS, dtype=pilot.g.dtype) * (pilot.g.shape[0] - 1)
     levels = jnp.sort(pilot.g)[ranks.astype(jnp.int32)]
+
+    def variances(length: Scalar) -> Float[Array, " levels"]:
+        sums = jax.vmap(lambda level: localized_sums(bank, level[None], Laplace(length)))(levels)
+        return jnp.sum(jax.vmap(ratio_with_error)(sums)[1] ** 2, 1)
+
     return length_of_least_variance(
-        partial(localized_sums, bank),
-        Laplace,
+        variances,
         lengths=jnp.std(pilot.g) * jnp.geomspace(*_LENGTHS, dtype=pilot.g.dtype),
-        alphas=levels[:, None],
         average=lambda variances: jnp.mean(variances, 1),
     ).length
 

@@ -145,7 +145,7 @@ def variance_of(samples, kind="spline"):
 
 
 def linear_polynomial(model, samples):
-    return fitted._linear_polynomial(model.whole, samples, fitted.degree_for(samples))
+    return fitted._linear_polynomial(model.whole, samples)
 
 
 def test_under_white_noise_the_variance_is_the_posterior_one():

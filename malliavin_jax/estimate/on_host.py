@@ -1,0 +1,76 @@
+"""Localized sums at many places with NumPy: what is small and asked for once takes less time than to compile it.
+
+The formulas are those of `sums.py`, on arrays with an axis of places more, the last. Places are taken some at a time,
+so that what is computed of all points stays in the cache, on as many threads as there are cores: NumPy lets go of the
+interpreter while it computes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from .._base import mesh
+from .._base.mesh import on_threads
+from .localizers import Localizer
+from .sums import Bank, Sums, add_up, episode_terms
+
+_MOST = 30_000_000  # points times places, above which a compiled program is worth its compilation
+_AT_ONCE = 2**18  # numbers that an array may hold
+
+Places = Float[np.ndarray, "alphas d"]
+
+
+def serves(localizer: Localizer, work: int, *trees: Any) -> bool:
+    """Whether so many points times places are better summed here."""
+    return getattr(type(localizer), "takes_numpy", False) and work <= _MOST and mesh.on_host(trees)
+
+
+def size_of(bank: Bank) -> int:
+    """How many points a bank has room for."""
+    return bank.observed.size
+
+
+def for_each_part(function: Callable[[Bank, np.ndarray], Any], bank: Bank, alphas: Places) -> list[list[Any]]:
+    """`function(part, α)` of each chunk of a bank and of some places at a time, α of shape (d, some, 1, 1).
+
+    A list for each group of places, of a result for each chunk.
+    """
+    host = mesh.to_host(bank)
+    some = max(1, _AT_ONCE // max(host.observed[0].size, 1))
+    groups = [alphas[start : start + some] for start in range(0, len(alphas), some)]
+    parts = [jax.tree.map(lambda leaf, i=i: leaf[i], host) for i in range(len(host.observed))]
+
+    def group(places: Places) -> list[Any]:
+        alpha = np.ascontiguousarray(places.T)[:, :, None, None]
+        with np.errstate(all="ignore"):  # NumPy's silence is a thread's own
+            return [function(part, alpha) for part in parts]
+
+    return on_threads(group, groups)
+
+
+def sums_at(bank: Bank, alphas: Places, localizer: Localizer) -> Sums:
+    """The localized sums at each α."""
+    localizer = mesh.to_host(localizer)
+
+    def sums(part: Bank, alpha: np.ndarray) -> Sums:
+        terms, w = episode_terms(part, alpha, localizer)
+        n = np.stack(terms)  # (m, some, size)
+        products = (np.einsum("mas,mas->ma", n, n), np.einsum("mas,as->ma", n, w), np.einsum("as,as->a", w, w))
+        return Sums(n.sum(-1), w.sum(-1), *products)
+
+    found = [add_up(group) for group in for_each_part(sums, bank, alphas)]
+    return Sums(*(np.concatenate(leaves, -1) for leaves in zip(*found, strict=True)))
+
+
+def terms_at(bank: Bank, alphas: Places, localizer: Localizer) -> Float[np.ndarray, "alphas rows episodes"]:
+    """n and w of each episode at each α."""
+    localizer = mesh.to_host(localizer)
+
+    def terms(part: Bank, alpha: np.ndarray) -> np.ndarray:
+        n, w = episode_terms(part, alpha, localizer)
+        return np.stack([*n, w], 1)
+
+    return np.concatenate([np.concatenate(group, -1) for group in for_each_part(terms, bank, alphas)])
