@@ -8,6 +8,7 @@ And the threads of the host, for what is computed there.
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -85,10 +86,21 @@ def to_host(tree: Any) -> Any:
 
 
 def each(function: Callable[..., Any], items: Any) -> Any:
-    """`function` of each row of `items`: one compiled loop, or with NumPy one row after the other."""
+    """`function` of each row of `items`: one compiled loop, or with NumPy a call for each."""
     if isinstance(items, np.ndarray):
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *[function(item) for item in items])
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *on_threads(_silently(function), items))
     return lax.map(function, items)
+
+
+def _silently(function: Function) -> Function:
+    """NumPy's silence about what divides by zero is a thread's own."""
+
+    @functools.wraps(function)
+    def silent(*args: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*args)
+
+    return silent  # type: ignore[return-value]
 
 
 def here_or_compiled(function: Callable[..., R]) -> Callable[..., R]:
@@ -97,14 +109,11 @@ def here_or_compiled(function: Callable[..., R]) -> Callable[..., R]:
     What is small and asked for once is done before a compiler is. `function` must take either kind of arrays; its
     result has JAX's in both cases. NumPy is as silent as a compiled program: what divides by zero is looked at later.
     """
-    compiled = eqx.filter_jit(function)
+    compiled, silent = eqx.filter_jit(function), _silently(function)
 
     @functools.wraps(function)
     def call(here: bool, *args: Any) -> R:
-        if not here:
-            return compiled(*args)
-        with np.errstate(all="ignore"):
-            return jax.tree.map(to_device, function(*to_host(args)))
+        return jax.tree.map(to_device, silent(*to_host(args))) if here else compiled(*args)
 
     return call
 
@@ -123,7 +132,28 @@ def count(array: Any) -> int:
     return int(xp.count_nonzero(xp.asarray(array)))
 
 
-_libraries = functools.cache(ThreadpoolController)
+class _OneThread:
+    """The limit that is in force while any thread is inside: the last to leave lifts what the first has set."""
+
+    def __init__(self) -> None:
+        self._guard, self._inside = threading.Lock(), 0
+        self._limit: Any = None
+        self._libraries = functools.cache(ThreadpoolController)
+
+    def __enter__(self) -> None:
+        with self._guard:
+            if self._inside == 0:
+                self._limit = self._libraries().limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard:
+            self._inside -= 1
+            if self._inside == 0:
+                self._limit.restore_original_limits()
+
+
+_one_thread = _OneThread()
 
 
 def on_one_thread(function: Function) -> Function:
@@ -135,7 +165,7 @@ def on_one_thread(function: Function) -> Function:
 
     @functools.wraps(function)
     def alone(*args: Any, **kwargs: Any) -> Any:
-        with _libraries().limit(limits=1, user_api="blas"):
+        with _one_thread:
             return function(*args, **kwargs)
 
     return alone  # type: ignore[return-value]
@@ -146,10 +176,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def on_threads(function: Callable[[T], R], items: Iterable[T], *, most: int = _MOST_THREADS) -> list[R]:
+def on_threads(function: Callable[[T], R], items: Iterable[T], *, most: int | None = None) -> list[R]:
     """`function` of each item, in their order; NumPy and SciPy let go of the interpreter while they compute."""
     items = list(items)
-    workers = min(cores(), most, len(items))
+    workers = min(cores(), most or _MOST_THREADS, len(items))
     if workers < 2:
         return [function(item) for item in items]
     with ThreadPoolExecutor(workers) as pool:

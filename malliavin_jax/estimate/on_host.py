@@ -17,15 +17,18 @@ from .._base.mesh import on_threads
 from .localizers import Localizer
 from .sums import Bank, Sums, add_up, episode_terms
 
-_MOST = 30_000_000  # points times places, above which a compiled program is worth its compilation
+_MOST = {1: 60_000_000, 2: 60_000_000}  # points times places, above which a program is worth its compilation
+_MOST_BEYOND = 30_000_000  # the shells of odd dimensions cost more
 _AT_ONCE = 2**18  # numbers that an array may hold
 
 Places = Float[np.ndarray, "alphas d"]
 
 
-def serves(localizer: Localizer, work: int, *trees: Any) -> bool:
-    """Whether so many points times places are better summed here."""
-    return getattr(type(localizer), "takes_numpy", False) and work <= _MOST and mesh.on_host(trees)
+def serves(localizer: Localizer, places: int, *banks: Bank) -> bool:
+    """Whether sums over these points at so many places are better made here."""
+    most = _MOST.get(banks[0].x.shape[1], _MOST_BEYOND)
+    is_small = places * sum(size_of(bank) for bank in banks) <= most
+    return getattr(type(localizer), "takes_numpy", False) and is_small and mesh.on_host(banks)
 
 
 def size_of(bank: Bank) -> int:

@@ -131,14 +131,17 @@ def ratio_with_error(sums: Sums, scale: Float[Numbers, ""] | float = 0.0) -> tup
 
 
 def ratio_estimate(
-    sums: Sums, episodes: Array | int, points: Array | int, inside: Flag, scale: Scalar | float = 0.0
+    sums: Sums, episodes: Array | int, points: Array | int, inside: Flag | bool, scale: Scalar | float = 0.0
 ) -> Estimate:
-    """The ratio as an estimate, `points` being the number of observed points in all `episodes`."""
+    """The ratio as an estimate, `points` being the number of observed points in all `episodes`.
+
+    Of NumPy's sums at many places the result has places where they have them: behind the entries."""
+    xp = module_of(sums.w)
     value, stderr = ratio_with_error(sums, scale)
-    points = jnp.asarray(points, sums.w.dtype)
+    points = xp.asarray(points, sums.w.dtype)
     density = sums.w / points
-    spread = jnp.maximum(sums.ww - sums.w**2 / episodes, 0)
-    density_stderr = jnp.sqrt(spread) / points
+    spread = xp.maximum(sums.ww - sums.w**2 / episodes, 0)
+    density_stderr = xp.sqrt(spread) / points
     # Of very few episodes the spread may be 0 by chance, and says nothing: so many must carry the estimate.
     enough = sums.w**2 >= EPISODES_FROM * sums.ww
     trusted = inside & enough & (density > TRUSTED_FROM * density_stderr)

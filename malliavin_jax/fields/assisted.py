@@ -19,8 +19,10 @@ from jaxtyping import Array, Float
 from .._base.mesh import to_device
 from .._base.types import Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate
+from ..models.folds import Ratio, gradients, on_hand
 from ..potentials.base import AbstractPotential
-from .extrapolation import TabulatedTail, Tail
+from ..potentials.on_host import is_known
+from .extrapolation import TabulatedTail, Tail, planes_at
 from .tables import corners_around, interpolate
 
 NODES = {1: 513, 2: 65, 3: 21}  # along each axis
@@ -80,15 +82,15 @@ def make_table(
     """
     dtype, limits = low.dtype, jnp.finfo(low.dtype)
     nodes = grid(np.asarray(low), np.asarray(high), NODES[len(low)])
-    flat = to_device(nodes.reshape(-1, len(low)))
-    found = jax.tree.map(np.asarray, _evaluate(estimate, flat))
-    gradient, planes, stiffness = map(np.asarray, _around(model, tail, flat))
+    flat = nodes.reshape(-1, len(low))
+    found = _at_many(estimate, flat)
+    gradient, (planes, stiffness) = _gradients(model, flat), planes_at(tail, flat)
     own = variance(np.asarray(flat, np.float64)).astype(dtype)
     error = np.zeros(len(low), dtype)
     if corrects:
         correction, squares = found.value - gradient, found.stderr**2 + own
         correction = np.where(found.trusted[:, None], correction, 0)
-        error = _interpolation_error(model, estimate, correction.reshape(nodes.shape), low, high)
+        error = _interpolation_error(model, estimate, correction.reshape(nodes.shape), nodes)
         squares = squares + error[None] ** 2
     else:
         correction, squares = np.zeros_like(gradient), own
@@ -103,58 +105,43 @@ def make_table(
     return AssistedTable(model, columns, low, high, to_device(error, dtype))
 
 
-def _in_batches(function: Callable[[Vector], Any], points: Float[Array, "n d"]) -> Any:
-    """`lax.map` by some dozens, a divisor of their number where there is one: the rest would be a second program."""
+def _at_many(estimate: Callable[[Vector], Estimate], points: Float[np.ndarray, "n d"]) -> Estimate:
+    """The estimate at many points, in NumPy's arrays: made by NumPy where that is sooner done than compiled."""
+    if isinstance(estimate, Ratio) and on_hand(estimate.folds, estimate.localizer, len(points)):
+        return estimate.on_host(points)
+    return jax.tree.map(np.asarray, _evaluate(estimate, to_device(points)))
+
+
+def _gradients(model: AbstractPotential, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    return gradients(model, points) if is_known(model) else np.asarray(_evaluate(model.gradient, to_device(points)))
+
+
+@eqx.filter_jit
+def _evaluate(function: Callable[[Vector], Any], points: Float[Array, "n d"]) -> Any:
+    # By some dozens, a divisor of their number where there is one: the rest would be a second program.
     divisors = [size for size in range(33, 97) if len(points) % size == 0]
     return lax.map(function, points, batch_size=min(divisors, key=lambda size: abs(size - 64), default=64))
-
-
-@eqx.filter_jit
-def _evaluate(estimate: Callable[[Vector], Estimate], points: Float[Array, "n d"]) -> Estimate:
-    return _in_batches(estimate, points)
-
-
-@eqx.filter_jit
-def _around(
-    model: AbstractPotential, tail: Tail | TabulatedTail, points: Float[Array, "n d"]
-) -> tuple[Array, Array, Array]:
-    """At each node the model's gradient, the extrapolation, and its stiffness beyond the box."""
-    return _in_batches(lambda point: (model.gradient(point), *tail.at(point)), points)
 
 
 def _interpolation_error(
     model: AbstractPotential,
     estimate: Callable[[Vector], Estimate],
     correction: Float[np.ndarray, "*nodes d"],
-    low: Vector,
-    high: Vector,
+    nodes: Float[np.ndarray, "*nodes d"],
 ) -> Float[np.ndarray, " d"]:
-    """The root mean square error of the interpolated correction at the centres of some cells."""
-    start, stop, cells = np.asarray(low), np.asarray(high), np.asarray(correction.shape[:-1]) - 1
-    steps = ((stop - start) / cells).astype(low.dtype)
-    centres = grid(start, stop - steps, int(cells[0])).reshape(-1, len(start)) + (steps / 2)[None]
-    centres = to_device(centres[:: max(1, len(centres) // _HALFWAY)])
-    exact, squares = map(
-        np.asarray, _off(model, estimate, to_device(correction, low.dtype), low, to_device(steps), centres)
-    )
-    kept = exact[:, None]
-    return np.sqrt(np.sum(np.where(kept, squares, 0), 0) / max(np.count_nonzero(kept), 1))
+    """The root mean square error of the interpolated correction at the centres of some cells.
 
+    Linear interpolation is the mean of the corners there."""
+    d = nodes.shape[-1]
 
-@eqx.filter_jit
-def _off(
-    model: AbstractPotential,
-    estimate: Callable[[Vector], Estimate],
-    correction: Array,
-    low: Vector,
-    steps: Array,
-    points: Float[Array, "n d"],
-) -> tuple[Array, Array]:
-    """Where an estimate is trusted, and the squared difference from what the table says there."""
+    def at_centres(table: np.ndarray) -> Float[np.ndarray, "cells d"]:
+        for axis in range(d):
+            rows = np.moveaxis(table, axis, 0)
+            table = np.moveaxis((rows[1:] + rows[:-1]) / 2, 0, axis)
+        flat = table.reshape(-1, d)
+        return flat[:: max(1, len(flat) // _HALFWAY)]
 
-    def off(point: Vector) -> tuple[Array, Array]:
-        exact = estimate(point)
-        read = interpolate(correction, corners_around((point - low) / steps, correction.shape[:-1]))
-        return exact.trusted, (read + model.gradient(point) - exact.value) ** 2
-
-    return _in_batches(off, points)
+    centres, read = at_centres(nodes), at_centres(correction)
+    exact = _at_many(estimate, centres)
+    squares = np.where(exact.trusted[:, None], (read + _gradients(model, centres) - exact.value) ** 2, 0)
+    return np.sqrt(np.sum(squares, 0) / max(np.count_nonzero(exact.trusted), 1))

@@ -15,7 +15,7 @@ from ..estimate.localizers import AbstractLocalizer
 from ..estimate.ratio import Estimate, ratio_estimate
 from ..estimate.sums import Sums
 from ..models.fitted import FittedModel
-from ..models.folds import Fold, folded_sums
+from ..models.folds import Ratio
 from ..models.selection import some_episodes, typical_points
 from ..samples.completion import MISSING, Rung
 from ..samples.samples import Samples
@@ -149,22 +149,8 @@ def _ratio(verdict: Verdict, fraction: float, model: Float[np.ndarray, "alphas d
     return 1.0 if of_judge <= of_model else of_model / of_judge
 
 
-class _Ratio(eqx.Module):
-    """α ↦ the ratio of the localized sums of some folds."""
-
-    folds: tuple[Fold, ...]
-    localizer: AbstractLocalizer
-    points: Array
-    scale: Scalar
-
-    def __call__(self, alpha: Vector) -> Estimate:
-        episodes = sum(fold.bank.episodes for fold in self.folds)
-        sums = folded_sums(self.folds, alpha, self.localizer)
-        return ratio_estimate(sums, episodes, self.points, jnp.asarray(True), self.scale)
-
-
-class _SortedRatio(eqx.Module):
-    """The same from a field in one dimension that is sorted."""
+class _Sorted(eqx.Module):
+    """α ↦ the ratio of the sums of a field in one dimension that is sorted."""
 
     field: "MalliavinField"
 
@@ -180,14 +166,14 @@ def tabulate(samples: Samples, model: FittedModel, field: "MalliavinField") -> A
     chosen = field.correction
     low, high = box(samples)
     if chosen.kind == "kernel":
-        estimate = _Ratio(model.folds, Kernel(chosen.length), field.points, field.scale)
+        estimate = Ratio(model.folds, Kernel(chosen.length), field.points, field.scale)
     elif chosen.kind == "full":
-        estimate = _Ratio(model.folds, field.localizer, field.points, field.scale)
+        estimate = Ratio(model.folds, field.localizer, field.points, field.scale)
     elif field.sorted is not None:
-        estimate = _SortedRatio(field)
+        estimate = _Sorted(field)
     else:  # the density alone is asked for
         folds, fraction = some_episodes(model.folds, max(1000, _DENSITY_POINTS // samples.num_times))
-        estimate = _Ratio(
+        estimate = Ratio(
             folds, field.localizer, to_device(fraction * float(field.points), samples.x.dtype), field.scale
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from .._base import mesh
-from .._base.small_tensors import HIGHEST, matmul
+from .._base.small_tensors import HIGHEST, einsum, matmul
 from .._base.types import Scalar, Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate, ratio_estimate
 from ..estimate.sums import Sums
@@ -30,6 +30,7 @@ from .tables import corners_around, interpolate
 _PLANES = 2048  # tangent planes kept: enough for an extrapolation, few enough to be evaluated at every query
 _REACH = 0.2  # ℓ, in units of the spread of the positions
 _TABLE = 257  # nodes of the one-dimensional table
+_AT_ONCE = 128  # places at which NumPy averages the planes
 
 
 class Tail(eqx.Module):
@@ -84,6 +85,32 @@ class TabulatedTail(eqx.Module):
         return value + stiffness * (alpha - nearest)
 
 
+def planes_at(
+    tail: "Tail | TabulatedTail", places: Float[np.ndarray, "n d"]
+) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]:
+    """`tail.at` of many places in the box, with NumPy: before a program for their number could be compiled."""
+    tail = mesh.to_host(tail)
+    if isinstance(tail, TabulatedTail):
+        low, high = tail.low[0], tail.high[0]
+        value = np.interp(places[:, 0], np.linspace(low, high, len(tail.value)), tail.value)
+        side = (places[:, 0] >= (low + high) / 2).astype(int)
+        return value[:, None].astype(places.dtype), np.asarray(tail.stiffness)[side]
+    d = places.shape[1]
+
+    def some(near: Float[np.ndarray, "some d"]) -> tuple[np.ndarray, np.ndarray]:
+        square = functools.reduce(np.add, [(tail.x[j] - near[:, j, None]) ** 2 for j in range(d)])
+        kernel = 1 / (1 + square / tail.reach**2) ** ((d + 6) // 2)
+        mass, rest = np.split(kernel @ tail.planes, [1], 1)
+        gradient, hessian = np.split(rest / np.maximum(mass, np.finfo(mass.dtype).tiny), [d], 1)
+        hessian = hessian.reshape(-1, d, d)
+        stiffness = np.maximum(np.trace(hessian, axis1=1, axis2=2) / d, tail.floor)
+        return gradient + np.einsum("nij,nj->ni", hessian, near - tail.middle), stiffness
+
+    groups = mesh.on_threads(some, [places[start : start + _AT_ONCE] for start in range(0, len(places), _AT_ONCE)])
+    value, stiffness = (np.concatenate(column) for column in zip(*groups, strict=True))
+    return value, stiffness
+
+
 class _Kept(NamedTuple):
     """Some of the samples, zeros where they were not observed, and the box and spread of all."""
 
@@ -114,32 +141,31 @@ def _keep(samples: Samples) -> _Kept:
 
 def tangent_planes(samples: Samples) -> Tail:
     """The tail of a set of samples, made of at most 2048 of them."""
-    return _planes(_keep(samples))
+    kept = _keep(samples)
+    return _planes(mesh.on_host(kept), kept)
 
 
-@eqx.filter_jit
+@mesh.here_or_compiled
 def _planes(kept: _Kept) -> Tail:
     x, gradient, hessian, seen, low, high, scale = kept
-    back = jnp.einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x, precision=HIGHEST)
+    xp = mesh.module_of(x)
+    back = einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x)
     mass = seen.astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
-    planes = jnp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
+    planes = xp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
     return Tail(x.T, planes, low, high, _REACH * scale, 1 / scale**2)
 
 
 def make_tail(samples: Samples) -> Tail | TabulatedTail:
     """The tail of a bank that is queried often: a table in one dimension."""
-    return tangent_planes(samples) if samples.dim > 1 else _table(_keep(samples))
+    tail = tangent_planes(samples)
+    return tail if samples.dim > 1 else _table(tail)
 
 
-@eqx.filter_jit
-def _table(kept: _Kept) -> TabulatedTail:
-    tail = _planes(kept)
-    low, high = tail.low, tail.high
-    nodes = low + (high - low) * jnp.linspace(0, 1, _TABLE, dtype=low.dtype)
-    value = jax.vmap(tail)(nodes[:, None])[:, 0]
-    width = high - low
-    ends = jnp.stack([tail(low)[0] - tail(low - width)[0], tail(high + width)[0] - tail(high)[0]]) / width
-    return TabulatedTail(value, ends, low, high)
+def _table(tail: Tail) -> TabulatedTail:
+    low, high = np.asarray(tail.low), np.asarray(tail.high)
+    nodes = low + (high - low) * np.linspace(0, 1, _TABLE, dtype=low.dtype)[:, None]
+    value, stiffness = planes_at(tail, nodes)
+    return TabulatedTail(mesh.to_device(value[:, 0]), mesh.to_device(stiffness[[0, -1]]), tail.low, tail.high)
 
 
 def smoothed(samples: Samples, completion: Completion) -> Samples:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 from numpy.polynomial import legendre
-from scipy.linalg import LinAlgError, cho_solve, cholesky
+from scipy.linalg import LinAlgError, cho_solve
 
 from .._base.mesh import on_threads
 from .bsplines import DEGREE
@@ -32,6 +32,7 @@ _TOLERANCE = 0.2  # of log λ: the fit does not feel it
 _MOVES = 20  # of the search for λ, at most
 _COARSE = 3.0  # step of that search in log λ where nothing is known
 _MOST = 230.0  # log of a roughness: such a mode is 0 for any data, and nothing overflows
+_WORTH_A_THREAD = 300  # coefficients; with fewer a factorisation is sooner done than a thread is awake
 _WIDEST = 90.0  # range of log λ that is looked at under a Gaussian prior
 
 
@@ -64,11 +65,12 @@ class Modes(NamedTuple):
         return self.of(self.of(matrix).T)
 
     def _turn(self, rows: np.ndarray, side: int) -> np.ndarray:
-        block = rows.reshape(*(len(axis) for axis in self.axes), -1)
-        for axis in self.axes:
-            # The axis contracted is always the first; it ends up last but for the columns, which go behind at the end.
-            block = np.tensordot(block, axis, ((0,), (side,)))
-        return np.moveaxis(block, 0, -1).reshape(rows.shape)
+        block = rows
+        for number, axis in enumerate(self.axes):
+            # Axis after axis where it stands: with what is behind it in one, no entry has to move.
+            before = math.prod(len(other) for other in self.axes[:number])
+            block = (axis.T if side == 0 else axis) @ block.reshape(before, len(axis), -1)
+        return block.reshape(rows.shape)
 
     @property
     def seen(self) -> np.ndarray:
@@ -103,25 +105,30 @@ def modes_of(shape: tuple[int, ...], prior: Prior) -> Modes:
 
 
 class Problem(NamedTuple):
-    """Minimise yᵀy − 2θᵀb + θᵀAθ + λ Σ_m Λ_m θ_m² over θ, and the restricted likelihood over λ."""
+    """Minimise yᵀy − 2θᵀb + θᵀAθ + λ Σ_m Λ_m θ_m² over θ, and the restricted likelihood over λ.
+
+    `spare` are matrices that attempts write in and leave behind: the pages of new ones take half as long to come as
+    the factorisation itself. Problems of one size share them.
+    """
 
     gram: Float[np.ndarray, "modes modes"]
     right: Float[np.ndarray, " modes"]
     squares: float
     roughness: Float[np.ndarray, " modes"]  # Λ
     log_prior: float  # log of the prior's normalisation, without λ
+    spare: list[Float[np.ndarray, "modes modes"]]
 
 
 class Attempt(NamedTuple):
-    """−2 log restricted likelihood at one smoothing, θ there, and the Cholesky factor of A + λP."""
+    """−2 log restricted likelihood at one smoothing, θ there, and, if kept, the upper Cholesky factor of A + λP."""
 
     criterion: float
     log_smoothing: float
     theta: Float[np.ndarray, " modes"]
-    factor: Float[np.ndarray, "modes modes"]
+    factor: Float[np.ndarray, "modes modes"] | None = None
 
     def solve(self, right: Float[np.ndarray, "modes *n"]) -> Float[np.ndarray, "modes *n"]:
-        return cho_solve((self.factor, True), right, check_finite=False)
+        return cho_solve((self.factor, False), right, check_finite=False)
 
 
 def log_det(matrix: Float[np.ndarray, "n n"]) -> float:
@@ -131,36 +138,49 @@ def log_det(matrix: Float[np.ndarray, "n n"]) -> float:
     return float(np.sum(np.log(np.maximum(eigenvalues, _RIDGE))) + 2 * np.sum(np.log(scale)))
 
 
-def attempt(problem: Problem, log_smoothing: float, ridge: float = _RIDGE) -> Attempt:
-    """The solution at one smoothing; its criterion is infinite where the matrix cannot be factorised."""
-    system = problem.gram.copy(order="F")  # in which it is factorised where it stands
+def attempt(problem: Problem, log_smoothing: float, ridge: float = _RIDGE, *, keep: bool = False) -> Attempt:
+    """The solution at one smoothing; its criterion is infinite where the matrix cannot be factorised.
+
+    The factor is part of it if `keep`."""
+    system = _spare_matrix(problem)
+    np.copyto(system, problem.gram)
     diagonal = np.einsum("ii->i", system)
     diagonal += math.exp(log_smoothing) * problem.roughness
     diagonal[...] = np.where(diagonal > 0, diagonal, 1) * (1 + ridge)
     try:
-        factor = cholesky(system, lower=True, overwrite_a=True, check_finite=False)
+        factor = np.linalg.cholesky(system).T  # SciPy's, which could write in place, holds up the other threads
     except LinAlgError:  # cells without data, and too little smoothing to fill them
-        return Attempt(math.inf, log_smoothing, problem.right, problem.gram)
-    found = Attempt(0.0, log_smoothing, problem.right, factor)
-    theta = found.solve(problem.right)
+        return Attempt(math.inf, log_smoothing, problem.right)
+    finally:
+        problem.spare.append(system)
+    theta = cho_solve((factor, False), problem.right, check_finite=False)
     logdet = 2 * float(np.sum(np.log(np.diag(factor))))
     rank = np.count_nonzero(problem.roughness)
     left = float(problem.squares - theta @ problem.right)
-    return found._replace(criterion=left + logdet - rank * log_smoothing - problem.log_prior, theta=theta)
+    criterion = left + logdet - rank * log_smoothing - problem.log_prior
+    return Attempt(criterion, log_smoothing, theta, factor if keep else None)
+
+
+def _spare_matrix(problem: Problem) -> Float[np.ndarray, "modes modes"]:
+    try:
+        return problem.spare.pop()  # which no other thread then has
+    except IndexError:
+        return np.empty_like(problem.gram)
 
 
 def attempts(problem: Problem, places: Iterable[float]) -> list[Attempt]:
     """Those at several smoothings."""
-    return on_threads(lambda place: attempt(problem, place), places)
+    threads = None if len(problem.right) >= _WORTH_A_THREAD else 1
+    return on_threads(lambda place: attempt(problem, place), places, most=threads)
 
 
 def firm_attempt(problem: Problem, log_smoothing: float) -> Attempt:
     """The attempt at a smoothing that must serve, with as much of a ridge as its factorisation takes."""
     ridge = _RIDGE
-    found = attempt(problem, log_smoothing)
+    found = attempt(problem, log_smoothing, keep=True)
     while not math.isfinite(found.criterion):
         ridge *= _MORE
-        found = attempt(problem, log_smoothing, ridge)
+        found = attempt(problem, log_smoothing, ridge, keep=True)
     return found
 
 

@@ -161,12 +161,14 @@ def banded(matrix: Any, shape: tuple[int, ...]) -> Band:
 
 def dense(band: Band) -> Float[np.ndarray, "p p"]:
     """The symmetric matrix of these diagonals."""
-    p = band.shape[1]
-    matrix = np.zeros((p, p))
-    for k in range(len(band)):
-        np.fill_diagonal(matrix[k:], band[k, : p - k])
-        np.fill_diagonal(matrix[:, k:], band[k, : p - k])
-    return matrix
+    width, p = band.shape
+    matrix = np.zeros((p + width, p))
+    size, views = matrix.itemsize, np.lib.stride_tricks.as_strided
+    # Row k of such a view is the k-th diagonal above, or below, the main one. What a diagonal of `band` has beyond its
+    # end, zeros, goes from above to where the view below writes last or nothing is, and from below to rows cut off.
+    views(matrix, band.shape, (size, (p + 1) * size))[...] = band
+    views(matrix, band.shape, (p * size, (p + 1) * size))[...] = band
+    return matrix[:p]
 
 
 def quadratic_form(band: Band, theta: Float[np.ndarray, " p"]) -> float:

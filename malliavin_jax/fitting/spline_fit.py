@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from .._base.mesh import on_one_thread
+from .._base.mesh import on_one_thread, on_threads
 from .bsplines import DEGREE
 from .smoothing import Attempt, Modes, Prior, Problem, firm_attempt, least, log_det, lower_start, modes_of
 from .spline_equations import Equations, dense, squares_left
@@ -45,6 +45,9 @@ _FEW = 2000  # with more, that length stays
 Family = Literal["third differences", "fifth differences", "Gaussian"]
 FAMILIES: tuple[Family, ...] = ("third differences", "fifth differences", "Gaussian")
 _DIFFERENCES: dict[Family, Prior] = {"third differences": Prior(3), "fifth differences": Prior(5)}
+
+
+Spare = list[Float[np.ndarray, "modes modes"]]
 
 
 class Tuning(NamedTuple):
@@ -80,16 +83,23 @@ def solve_families(
     shape: tuple[int, ...], parts: Equations, starts: Mapping[Family, Tuning], families: tuple[Family, ...] = FAMILIES
 ) -> dict[Family, Solution]:
     """The fit on a mesh under the best prior of each family, beginning at what a coarser mesh chose."""
-    found: dict[Family, Solution] = {}
-    for family in sorted(families, key=FAMILIES.index):  # differences first: their variances serve the Gaussian's
-        if family != "Gaussian":
-            found[family] = solve(shape, parts, starts.get(family), prior=_DIFFERENCES[family])
-            continue
-        start = starts.get(family)
+    spare: Spare = []
+    differences: list[Family] = [family for family in families if family != "Gaussian"]
+    forms = {family: _Forms.of(modes_of(shape, _DIFFERENCES[family]), parts, spare) for family in differences}
+
+    def of_differences(family: Family) -> Solution:
+        return _solve(shape, parts, forms[family], starts.get(family), _DIFFERENCES[family])
+
+    found = dict(zip(differences, on_threads(of_differences, differences), strict=True))
+    if "Gaussian" in families:  # last: the variances of the others serve it
+        start, of_third = starts.get("Gaussian"), forms.get("third differences")
+        if of_third is None:
+            of_third = _Forms.of(modes_of(shape, Prior()), parts, spare)  # a Gaussian prior has the same modes
         if found:
-            start = _best_length(shape, parts, min(found.values(), key=lambda one: one.criterion).tuning, start)
+            least_known = min(found.values(), key=lambda one: one.criterion).tuning
+            start = _best_length(shape, parts, of_third, least_known, start)
         assert start is not None
-        found[family] = solve(shape, parts, start, prior=start.prior, placed=bool(found))
+        found["Gaussian"] = _solve(shape, parts, of_third, start, start.prior, placed=bool(found))
     return found
 
 
@@ -105,9 +115,19 @@ def solve(
     """The fit on a mesh under one prior, with λ, v_g and v_H chosen in turn, beginning at `start` where one is known.
 
     A start that is `placed` was found on this mesh, others on coarser ones."""
+    return _solve(shape, parts, _Forms.of(modes_of(shape, prior), parts, []), start, prior, placed)
+
+
+def _solve(
+    shape: tuple[int, ...],
+    parts: Equations,
+    forms: "_Forms",
+    start: Tuning | None,
+    prior: Prior,
+    placed: bool = False,
+) -> Solution:
     modes = modes_of(shape, prior)
-    forms = _Forms.of(modes, parts)
-    tuning, best = start, None
+    tuning, best, problem = start, None, None
     for number in range(_ROUNDS):
         variances = (1.0, 1.0) if tuning is None else (tuning.gradient_variance, tuning.hessian_variance)
         problem = _problem(modes, forms, parts, *variances)
@@ -122,7 +142,10 @@ def solve(
         if last is not None and _is_settled(last, tuning):
             break
     assert best is not None
+    assert problem is not None
     assert tuning is not None
+    if best.factor is None:
+        best = firm_attempt(problem, best.log_smoothing)
     return _solution(shape, modes, parts, tuning, best)
 
 
@@ -130,16 +153,17 @@ def solve(
 def refit(shape: tuple[int, ...], parts: Equations, tuning: Tuning) -> Solution:
     """The fit to other data, with a tuning chosen before: one factorisation."""
     modes = modes_of(shape, tuning.prior)
-    forms = _Forms.of(modes, parts)
+    forms = _Forms.of(modes, parts, [])
     problem = _problem(modes, forms, parts, tuning.gradient_variance, tuning.hessian_variance)
     return _solution(shape, modes, parts, tuning, firm_attempt(problem, tuning.log_smoothing))
 
 
-def _best_length(shape: tuple[int, ...], parts: Equations, known: Tuning, start: Tuning | None) -> Tuning:
+def _best_length(
+    shape: tuple[int, ...], parts: Equations, forms: "_Forms", known: Tuning, start: Tuning | None
+) -> Tuning:
     """The Gaussian prior of most likelihood at given variances: from one length to its neighbours, as it gets better.
 
     Lengths are between half a cell and most of the box."""
-    forms = _Forms.of(modes_of(shape, Prior()), parts)
     shortest = 2 / max(shape)
     tried: list[_Trial] = []
 
@@ -193,13 +217,13 @@ class _Forms(NamedTuple):
 
     gradient: Float[np.ndarray, "modes modes"]
     hessian: Float[np.ndarray, "modes modes"] | None
+    spare: Spare  # see `Problem`
 
     @staticmethod
-    def of(modes: Modes, parts: Equations) -> "_Forms":
-        seen = parts.hessian_rows > 0
-        return _Forms(
-            modes.of_matrix(dense(parts.gradient_gram)), modes.of_matrix(dense(parts.hessian_gram)) if seen else None
-        )
+    def of(modes: Modes, parts: Equations, spare: Spare) -> "_Forms":
+        grams = [parts.gradient_gram, parts.hessian_gram][: 2 if parts.hessian_rows > 0 else 1]
+        found = on_threads(lambda gram: modes.of_matrix(dense(gram)), grams)
+        return _Forms(found[0], found[1] if len(found) > 1 else None, spare)
 
 
 def _problem(modes: Modes, forms: _Forms, parts: Equations, v_g: float, v_h: float) -> Problem:
@@ -213,6 +237,7 @@ def _problem(modes: Modes, forms: _Forms, parts: Equations, v_g: float, v_h: flo
         parts.gradient_squares / v_g + parts.hessian_squares / v_h,
         modes.roughness,
         modes.log_prior_volume + known - int(np.sum(unseen)) * math.log(max(rows, 1)),
+        forms.spare,
     )
 
 

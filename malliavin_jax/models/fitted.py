@@ -135,7 +135,8 @@ def _fit_splines(samples: Samples, halves: tuple[Samples, Samples]) -> FittedMod
     parts = [(_flat(h.x), _flat(h.gradient), _flat(h.require_hessian("a spline")), _flat(h.observed)) for h in halves]
     fits = fit_parts(parts, low, high)
     dtype = samples.x.dtype
-    folds, score = _held_out(samples, halves, (fits.potential(dtype, 0), fits.potential(dtype, 1)))
+    even, odd = mesh.on_threads(lambda part: fits.potential(dtype, part), (0, 1))
+    folds, score = _held_out(samples, halves, (even, odd))
     return FittedModel("spline", fits.potential(dtype), folds, _variance_of(fits.linear, samples), score)
 
 

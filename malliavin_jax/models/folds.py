@@ -6,13 +6,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from .._base import mesh
-from .._base.types import Numbers, Vector
+from .._base.types import Numbers, Scalar, Vector
 from ..estimate import on_host
 from ..estimate.localizers import AbstractLocalizer
-from ..estimate.ratio import ratio_with_error
+from ..estimate.ratio import Estimate, ratio_estimate, ratio_with_error
 from ..estimate.sums import Bank, Sums, add_up, localized_sums, make_bank
 from ..potentials.base import AbstractPotential
 from ..potentials.on_host import derivatives_on_host, is_known
@@ -89,15 +89,39 @@ def variances_at(
     """The variance of the ratio of these sums, added over its entries, at many α."""
     if not isinstance(alphas, np.ndarray):
         return jax.vmap(lambda alpha: jnp.sum(ratio_with_error(folded_sums(folds, alpha, localizer))[1] ** 2))(alphas)
-    parts = [on_host.sums_at(fold.bank, alphas, localizer).shifted(fold.model_at(alphas).T) for fold in folds]
-    return np.sum(ratio_with_error(add_up(parts))[1] ** 2, 0)
+    return np.sum(ratio_with_error(_sums_at(folds, alphas, localizer))[1] ** 2, 0)
+
+
+def _sums_at(folds: Sequence[Fold], alphas: Float[np.ndarray, "alphas d"], localizer: AbstractLocalizer) -> Sums:
+    """`folded_sums` at many α, with NumPy."""
+    return add_up([on_host.sums_at(fold.bank, alphas, localizer).shifted(fold.model_at(alphas).T) for fold in folds])
+
+
+class Ratio(eqx.Module):
+    """α ↦ the ratio of the localized sums of some folds, wherever α is; `points` are their observed points."""
+
+    folds: tuple[Fold, ...]
+    localizer: AbstractLocalizer
+    points: Array
+    scale: Scalar
+
+    def __call__(self, alpha: Vector) -> Estimate:
+        return self._of(folded_sums(self.folds, alpha, self.localizer))
+
+    def on_host(self, alphas: Float[np.ndarray, "alphas d"]) -> Estimate:
+        """At many α, with NumPy; whether that is sooner done `on_hand` says."""
+        found = mesh.to_host(self)._of(_sums_at(self.folds, alphas, self.localizer))
+        return eqx.tree_at(lambda e: (e.value, e.stderr), found, (found.value.T, found.stderr.T))
+
+    def _of(self, sums: Sums) -> Estimate:
+        episodes = sum(fold.bank.episodes for fold in self.folds)
+        return ratio_estimate(sums, episodes, self.points, True, self.scale)
 
 
 def on_hand(folds: Sequence[Fold], localizer: AbstractLocalizer, places: int) -> bool:
     """Whether so many places are asked of so few points that NumPy is done before a compiler."""
-    work = places * sum(on_host.size_of(fold.bank) for fold in folds)
     known = all(is_known(fold.potential) for fold in folds)
-    return known and on_host.serves(localizer, work, *(fold.bank for fold in folds))
+    return known and on_host.serves(localizer, places, *(fold.bank for fold in folds))
 
 
 def every_other(samples: Samples, first: int) -> Samples:

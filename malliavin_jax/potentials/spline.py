@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
-from .._base.mesh import count, to_device
+from .._base.mesh import count, on_threads, to_device
 from .._base.small_tensors import HIGHEST
 from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
@@ -213,7 +213,7 @@ def fit_parts(
         coefficients = math.prod(n + DEGREE for n in mesh)
         if best is not None and coefficients * _ROWS_PER_COEFFICIENT > rows:
             break  # a finer mesh would have hardly more data than coefficients
-        parts_of_mesh = [equations(add_part(mesh)) for add_part in add]
+        parts_of_mesh = on_threads(lambda add_part, mesh=mesh: equations(add_part(mesh)), add)
         whole = functools.reduce(added, parts_of_mesh)
         families = families[:1] if tunings and coefficients >= _LARGE else families
         solutions = solve_families(mesh, whole, tunings, families)

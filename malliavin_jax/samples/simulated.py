@@ -5,6 +5,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import Array, Float
 
 from .._base import mesh
@@ -16,6 +17,10 @@ from ..weights.scheme import Scheme, check_fine_enough
 from .default_scheme import choose_scheme
 from .episode import weighed_episode
 from .samples import Samples
+
+_BLOCK = 1024  # episodes that small numbers of them are made of
+_IN_BLOCKS = 16 * _BLOCK  # up to which a program for the very number saves milliseconds, and costs a second
+_EXCESS = 0.3  # part of the episodes that may be made too many
 
 
 def observe(
@@ -64,9 +69,27 @@ def observe(
     stops = steps_at(times, learner.step_size)
     learner = floats_to_arrays(learner, dtype)
     weighing: Scheme = floats_to_arrays(choose_scheme(learner, scheme, stops[-1]), dtype)
-    samples = observe_steps(key, learner, weighing, num_episodes, stops)
+    observed = _in_blocks if _is_small(num_episodes, key, learner, weighing) else observe_steps
+    samples = observed(key, learner, weighing, num_episodes, stops)
     check_fine_enough(samples.weight, samples.observed, weighing)
     return samples
+
+
+def _is_small(num_episodes: int, *trees: Any) -> bool:
+    """Whether blocks are made in less time than a program for this number of episodes, and hardly more of them."""
+    excess = -num_episodes % _BLOCK
+    return num_episodes <= _IN_BLOCKS and excess <= _EXCESS * num_episodes and mesh.parts() == 1 and mesh.on_host(trees)
+
+
+def _in_blocks(key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]) -> Samples:
+    """`observe_steps`, block by block: one program for every number of episodes."""
+    starts = [mesh.to_device(np.uint32(first)) for first in range(0, num_episodes, _BLOCK)]
+    blocks = [observe_steps(key, learner, scheme, _BLOCK, stops, first) for first in starts]
+
+    def join(*leaves: Array) -> Array:
+        return mesh.to_device(np.concatenate([np.asarray(leaf) for leaf in leaves])[:num_episodes])
+
+    return jax.tree.map(join, *blocks)
 
 
 @eqx.filter_jit
