@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float
 
-from .._base.mesh import each
+from .._base.host import each
 from .._base.types import Numbers, Scalar
 
 

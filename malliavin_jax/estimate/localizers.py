@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._base.checks import check_positive, described
-from .._base.mesh import module_of
+from .._base.host import module_of
 from .._base.types import Numbers, Scalar, Vector
 from .shells import Shell, mass_in_the_plane, mass_of_shells
 

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from .._base import mesh
-from .._base.mesh import on_threads
+from .._base import host
+from .._base.host import on_threads
 from .localizers import Localizer
 from .sums import Bank, Sums, add_up, episode_terms
 
@@ -28,7 +28,7 @@ def serves(localizer: Localizer, places: int, *banks: Bank) -> bool:
     """Whether sums over these points at so many places are better made here."""
     most = _MOST.get(banks[0].x.shape[1], _MOST_BEYOND)
     is_small = places * sum(size_of(bank) for bank in banks) <= most
-    return getattr(type(localizer), "takes_numpy", False) and is_small and mesh.on_host(banks)
+    return getattr(type(localizer), "takes_numpy", False) and is_small and host.on_host(banks)
 
 
 def size_of(bank: Bank) -> int:
@@ -41,10 +41,10 @@ def for_each_part(function: Callable[[Bank, np.ndarray], Any], bank: Bank, alpha
 
     A list for each group of places, of a result for each chunk.
     """
-    host = mesh.to_host(bank)
-    some = max(1, _AT_ONCE // max(host.observed[0].size, 1))
+    here = host.to_host(bank)
+    some = max(1, _AT_ONCE // max(here.observed[0].size, 1))
     groups = [alphas[start : start + some] for start in range(0, len(alphas), some)]
-    parts = [jax.tree.map(lambda leaf, i=i: leaf[i], host) for i in range(len(host.observed))]
+    parts = [jax.tree.map(lambda leaf, i=i: leaf[i], here) for i in range(len(here.observed))]
 
     def group(places: Places) -> list[Any]:
         alpha = np.ascontiguousarray(places.T)[:, :, None, None]
@@ -56,7 +56,7 @@ def for_each_part(function: Callable[[Bank, np.ndarray], Any], bank: Bank, alpha
 
 def sums_at(bank: Bank, alphas: Places, localizer: Localizer) -> Sums:
     """The localized sums at each α."""
-    localizer = mesh.to_host(localizer)
+    localizer = host.to_host(localizer)
 
     def sums(part: Bank, alpha: np.ndarray) -> Sums:
         terms, w = episode_terms(part, alpha, localizer)
@@ -70,7 +70,7 @@ def sums_at(bank: Bank, alphas: Places, localizer: Localizer) -> Sums:
 
 def terms_at(bank: Bank, alphas: Places, localizer: Localizer) -> Float[np.ndarray, "alphas rows episodes"]:
     """n and w of each episode at each α."""
-    localizer = mesh.to_host(localizer)
+    localizer = host.to_host(localizer)
 
     def terms(part: Bank, alpha: np.ndarray) -> np.ndarray:
         n, w = episode_terms(part, alpha, localizer)

@@ -1,16 +1,16 @@
 """An estimate with its error bars, as a ratio of localized sums."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erfinv
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from .._base.checks import has_numbers, plus_minus
-from .._base.mesh import module_of
+from .._base.host import module_of
 from .._base.types import Flag, Numbers, Scalar
 from .sums import Sums
 
@@ -130,12 +130,25 @@ def ratio_with_error(sums: Sums, scale: Float[Numbers, ""] | float = 0.0) -> tup
     return value, xp.where(empty, xp.inf, xp.sqrt(variance / safe**2 + rounding**2))
 
 
-def ratio_estimate(
-    sums: Sums, episodes: Array | int, points: Array | int, inside: Flag | bool, scale: Scalar | float = 0.0
-) -> Estimate:
-    """The ratio as an estimate, `points` being the number of observed points in all `episodes`.
+class Ratios(NamedTuple):
+    """What an `Estimate` holds, of one place or of many; places come last, behind the entries of value and stderr."""
 
-    Of NumPy's sums at many places the result has places where they have them: behind the entries."""
+    value: Float[Numbers, "m *places"]
+    stderr: Float[Numbers, "m *places"]
+    density: Float[Numbers, "*places"]
+    density_stderr: Float[Numbers, "*places"]
+    trusted: Bool[Numbers, "*places"]
+
+
+def ratio_estimate(
+    sums: Sums, episodes: Array | int, points: Array | int, inside: Flag, scale: Scalar | float = 0.0
+) -> Estimate:
+    """The ratio as an estimate, `points` being the number of observed points in all `episodes`."""
+    return Estimate(*ratios(sums, episodes, points, inside, scale))
+
+
+def ratios(sums: Sums, episodes: Any, points: Any, inside: Any, scale: Any = 0.0) -> Ratios:
+    """The same at as many places as the sums are for."""
     xp = module_of(sums.w)
     value, stderr = ratio_with_error(sums, scale)
     points = xp.asarray(points, sums.w.dtype)
@@ -145,4 +158,4 @@ def ratio_estimate(
     # Of very few episodes the spread may be 0 by chance, and says nothing: so many must carry the estimate.
     enough = sums.w**2 >= EPISODES_FROM * sums.ww
     trusted = inside & enough & (density > TRUSTED_FROM * density_stderr)
-    return Estimate(value, stderr, density, density_stderr, trusted)
+    return Ratios(value, stderr, density, density_stderr, trusted)

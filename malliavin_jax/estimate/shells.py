@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.special import erf
 
-from .._base.mesh import module_of
+from .._base.host import module_of
 from .._base.types import Numbers, Scalar
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._base import mesh
+from .._base import host, mesh
 from .._base.types import Numbers, Vector
 from ..samples.samples import Samples
 from .localizers import Localizer, at_points
@@ -74,7 +74,7 @@ def make_bank(samples: Samples, values: Numbers, jacobians: Numbers) -> Bank:
 
 def _tiled(x: Numbers, weight: Numbers, values: Numbers, jacobians: Numbers, observed: Numbers) -> tuple[Numbers, ...]:
     """The arrays of a bank, in its order, from arrays over (episodes, times)."""
-    xp = mesh.module_of(x)
+    xp = host.module_of(x)
     episodes, times, _ = x.shape
     chunks = -(-episodes // max(1, CHUNK // times))
     size = -(-episodes // chunks)

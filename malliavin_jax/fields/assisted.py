@@ -10,15 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._base.mesh import to_device
+from .._base.host import to_device
 from .._base.types import Vector
-from ..estimate.ratio import TRUSTED_FROM, Estimate
+from ..estimate.ratio import TRUSTED_FROM, Estimate, Ratios
 from ..models.folds import Ratio, gradients, on_hand
 from ..potentials.base import AbstractPotential
 from ..potentials.on_host import is_known
@@ -105,11 +104,13 @@ def make_table(
     return AssistedTable(model, columns, low, high, to_device(error, dtype))
 
 
-def _at_many(estimate: Callable[[Vector], Estimate], points: Float[np.ndarray, "n d"]) -> Estimate:
-    """The estimate at many points, in NumPy's arrays: made by NumPy where that is sooner done than compiled."""
+def _at_many(estimate: Callable[[Vector], Estimate], points: Float[np.ndarray, "n d"]) -> Ratios:
+    """The estimate at many points, which come first: made by NumPy where that is sooner done than compiled."""
     if isinstance(estimate, Ratio) and on_hand(estimate.folds, estimate.localizer, len(points)):
-        return estimate.on_host(points)
-    return jax.tree.map(np.asarray, _evaluate(estimate, to_device(points)))
+        value, stderr, *rest = estimate.on_host(points)
+        return Ratios(value.T, stderr.T, *rest)
+    found = _evaluate(estimate, to_device(points))
+    return Ratios(*(np.asarray(getattr(found, name)) for name in Ratios._fields))
 
 
 def _gradients(model: AbstractPotential, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._base.mesh import to_device
+from .._base.host import to_device
 from .._base.types import Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer
 from ..estimate.ratio import Estimate, ratio_estimate

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from .._base import mesh
+from .._base import host
 from .._base.small_tensors import HIGHEST, einsum, matmul
-from .._base.types import Scalar, Vector
+from .._base.types import Numbers, Scalar, Vector
 from ..estimate.ratio import TRUSTED_FROM, Estimate, ratio_estimate
 from ..estimate.sums import Sums
 from ..potentials.base import AbstractPotential
@@ -36,15 +36,15 @@ _AT_ONCE = 128  # places at which NumPy averages the planes
 class Tail(eqx.Module):
     """α ↦ the weighted mean of tangent planes inside the observed box, continued linearly outside it."""
 
-    x: Float[Array, "d planes"]
-    planes: Float[Array, "planes columns"]  # 1, the gradient of each plane at `middle`, and its Hessian
-    low: Vector
-    high: Vector
-    reach: Scalar
-    floor: Scalar  # least stiffness outside: 1/variance of the positions, that of a Gaussian of their width
+    x: Float[Numbers, "d planes"]
+    planes: Float[Numbers, "planes columns"]  # 1, the gradient of each plane at `middle`, and its Hessian
+    low: Float[Numbers, " d"]
+    high: Float[Numbers, " d"]
+    reach: Float[Numbers, ""]
+    floor: Float[Numbers, ""]  # least stiffness outside: 1/variance of the positions, that of a Gaussian of their width
 
     @property
-    def middle(self) -> Vector:
+    def middle(self) -> Float[Numbers, " d"]:
         return (self.low + self.high) / 2
 
     def at(self, nearest: Vector) -> tuple[Vector, Scalar]:
@@ -67,10 +67,10 @@ class Tail(eqx.Module):
 class TabulatedTail(eqx.Module):
     """The same in one dimension, read from a table: a query must not cost more than that of a sorted bank."""
 
-    value: Float[Array, " nodes"]
-    stiffness: Float[Array, "2"]  # left and right of the box
-    low: Vector
-    high: Vector
+    value: Float[Numbers, " nodes"]
+    stiffness: Float[Numbers, "2"]  # left and right of the box
+    low: Float[Numbers, " d"]
+    high: Float[Numbers, " d"]
 
     def at(self, nearest: Vector) -> tuple[Vector, Scalar]:
         """The mean plane at a place in the box, and the stiffness with which it goes on beyond."""
@@ -89,7 +89,7 @@ def planes_at(
     tail: "Tail | TabulatedTail", places: Float[np.ndarray, "n d"]
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]:
     """`tail.at` of many places in the box, with NumPy: before a program for their number could be compiled."""
-    tail = mesh.to_host(tail)
+    tail = host.to_host(tail)
     if isinstance(tail, TabulatedTail):
         low, high = tail.low[0], tail.high[0]
         value = np.interp(places[:, 0], np.linspace(low, high, len(tail.value)), tail.value)
@@ -106,7 +106,7 @@ def planes_at(
         stiffness = np.maximum(np.trace(hessian, axis1=1, axis2=2) / d, tail.floor)
         return gradient + np.einsum("nij,nj->ni", hessian, near - tail.middle), stiffness
 
-    groups = mesh.on_threads(some, [places[start : start + _AT_ONCE] for start in range(0, len(places), _AT_ONCE)])
+    groups = host.on_threads(some, [places[start : start + _AT_ONCE] for start in range(0, len(places), _AT_ONCE)])
     value, stiffness = (np.concatenate(column) for column in zip(*groups, strict=True))
     return value, stiffness
 
@@ -114,41 +114,41 @@ def planes_at(
 class _Kept(NamedTuple):
     """Some of the samples, zeros where they were not observed, and the box and spread of all."""
 
-    x: Float[Array, "planes d"]
-    gradient: Float[Array, "planes d"]
-    hessian: Float[Array, "planes d d"]
-    seen: Bool[Array, " planes"]
-    low: Vector
-    high: Vector
-    spread: Scalar
+    x: Float[Numbers, "planes d"]
+    gradient: Float[Numbers, "planes d"]
+    hessian: Float[Numbers, "planes d d"]
+    seen: Bool[Numbers, " planes"]
+    low: Float[Numbers, " d"]
+    high: Float[Numbers, " d"]
+    spread: Float[Numbers, ""]
 
 
 def _keep(samples: Samples) -> _Kept:
     """At most 2048 samples: what comes after does not depend on how many there were."""
     arrays = samples.x, samples.gradient, samples.require_hessian("an extrapolation by tangent planes")
-    xp = np if mesh.on_host(samples) else jnp
+    xp = np if host.on_host(samples) else jnp
     seen = xp.asarray(samples.observed).reshape(-1)
     total = seen.shape[0]
     pick = np.linspace(0, total - 1, min(total, _PLANES), dtype=np.float32).astype(np.int32)
 
     def keep(array: Array) -> Array:
         rows = xp.asarray(array).reshape(total, *array.shape[2:])[pick]
-        return mesh.to_device(xp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0))
+        return host.to_device(xp.where(seen[pick].reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0))
 
     (x, gradient, hessian), (low, high) = map(keep, arrays), box(samples)
-    return _Kept(x, gradient, hessian, mesh.to_device(seen[pick]), low, high, spread(samples))
+    return _Kept(x, gradient, hessian, host.to_device(seen[pick]), low, high, spread(samples))
 
 
 def tangent_planes(samples: Samples) -> Tail:
     """The tail of a set of samples, made of at most 2048 of them."""
     kept = _keep(samples)
-    return _planes(mesh.on_host(kept), kept)
+    return _planes(host.on_host(kept), kept)
 
 
-@mesh.here_or_compiled
+@host.here_or_compiled
 def _planes(kept: _Kept) -> Tail:
     x, gradient, hessian, seen, low, high, scale = kept
-    xp = mesh.module_of(x)
+    xp = host.module_of(x)
     back = einsum("pij,pj->pi", hessian, (low + high)[None, :] / 2 - x)
     mass = seen.astype(x.dtype)[:, None]  # an unobserved point is a row of zeros
     planes = xp.concatenate([mass, gradient + back, hessian.reshape(len(x), -1)], 1)
@@ -158,14 +158,15 @@ def _planes(kept: _Kept) -> Tail:
 def make_tail(samples: Samples) -> Tail | TabulatedTail:
     """The tail of a bank that is queried often: a table in one dimension."""
     tail = tangent_planes(samples)
-    return tail if samples.dim > 1 else _table(tail)
+    return tail if samples.dim > 1 else _table(host.on_host(tail), tail)
 
 
+@host.here_or_compiled
 def _table(tail: Tail) -> TabulatedTail:
-    low, high = np.asarray(tail.low), np.asarray(tail.high)
-    nodes = low + (high - low) * np.linspace(0, 1, _TABLE, dtype=low.dtype)[:, None]
-    value, stiffness = planes_at(tail, nodes)
-    return TabulatedTail(mesh.to_device(value[:, 0]), mesh.to_device(stiffness[[0, -1]]), tail.low, tail.high)
+    low, high, xp = tail.low, tail.high, host.module_of(tail.x)
+    nodes = low[None] + (high - low)[None] * xp.linspace(0, 1, _TABLE, dtype=low.dtype)[:, None]
+    value, stiffness = planes_at(tail, nodes) if xp is np else jax.vmap(tail.at)(nodes)
+    return TabulatedTail(value[:, 0], xp.stack([stiffness[0], stiffness[-1]]), low, high)
 
 
 def smoothed(samples: Samples, completion: Completion) -> Samples:

@@ -30,7 +30,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._base.checks import has_numbers
-from .._base.mesh import each, here_or_compiled, module_of, on_one_thread, to_device
+from .._base.host import each, here_or_compiled, module_of, on_one_thread, to_device
 from .._base.small_tensors import matmul
 from .._base.types import Numbers, Scalar, Vector
 from ..estimate.localizers import AbstractLocalizer, AbstractRadial, check_localizer

@@ -22,7 +22,7 @@ from jaxtyping import ArrayLike, Float, Int
 from scipy.interpolate import RegularGridInterpolator
 from scipy.sparse import csr_array
 
-from .._base.mesh import on_one_thread
+from .._base.host import on_one_thread
 from .bsplines import DEGREE, SUPPORT, host_basis
 from .monomials import Exponents, derivative_table
 

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-from .._base import mesh
+from .._base import host, mesh
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array
 from .._base.small_tensors import matmul
 from .._base.types import Numbers
@@ -45,7 +45,7 @@ class Units(NamedTuple):
     @property
     def of_rows(self) -> Float[Numbers, " rows"]:
         """What gradients and Hessians, as one row of d + d² numbers, are multiplied with to be derivatives in z."""
-        xp = mesh.module_of(self.scale)
+        xp = host.module_of(self.scale)
         return xp.concatenate([self.scale, xp.outer(self.scale, self.scale).ravel()])
 
 
@@ -90,10 +90,10 @@ def fit_derivatives(
         "chunk_size": min(check_count("chunk_size", chunk_size), n),
         "ridge": 128 * float(jnp.finfo(x.dtype).eps),
     }
-    if n > _ON_HOST or mesh.parts() > 1 or not mesh.on_host(data):
+    if n > _ON_HOST or mesh.parts() > 1 or not host.on_host(data):
         return _compiled_fit(data, **settings)
     fit = _fit(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), data), **settings)
-    return jax.tree.map(lambda leaf: mesh.to_device(leaf, x.dtype), fit)
+    return jax.tree.map(lambda leaf: host.to_device(leaf, x.dtype), fit)
 
 
 def _fit(data: Data, *, degree: int, passes: int, chunk_size: int, ridge: float) -> Fit:
@@ -101,7 +101,7 @@ def _fit(data: Data, *, degree: int, passes: int, chunk_size: int, ridge: float)
 
     Later passes fit what the earlier ones left over, so they also repair rounding and the ridge's shrinkage.
     """
-    xp, d, dtype = mesh.module_of(data.x), data.x.shape[1], data.x.dtype
+    xp, d, dtype = host.module_of(data.x), data.x.shape[1], data.x.dtype
     table = derivative_table(all_exponents(d, degree), (1,) if data.hessian is None else (1, 2))
     units = _standardise(data)
     moments = functools.partial(_moments, data=data, units=units, table=table, chunk_size=chunk_size)
@@ -121,7 +121,7 @@ _compiled_fit = functools.partial(jax.jit, static_argnames=("degree", "passes", 
 
 def _standardise(data: Data) -> Units:
     """The weighted mean and standard deviation of the points; a coordinate that does not vary has scale 1."""
-    xp = mesh.module_of(data.x)
+    xp = host.module_of(data.x)
     used = (data.weights > 0)[:, None]  # unused points may hold NaN, which a product with zero would keep
     total = xp.maximum(data.weights.sum(), xp.finfo(data.x.dtype).tiny)
     clean = xp.where(used, data.x, 0.0)
@@ -159,7 +159,7 @@ def _moments(
 
 def _sums(part: Data, *, units: Units, table: DerivativeTable, prediction: Float[Numbers, "rows u"]) -> Moments:
     """Sums over some of the points, where the means are wanted."""
-    xp, used = mesh.module_of(part.x), (part.weights > 0)[:, None]
+    xp, used = host.module_of(part.x), (part.weights > 0)[:, None]
     rows = part.gradient
     if part.hessian is not None:
         rows = xp.concatenate([rows, part.hessian.reshape(len(rows), -1)], axis=1)
@@ -184,7 +184,7 @@ def _solve(
     ridge: float,
 ) -> Float[Numbers, " terms"]:
     """The weighted normal equations, with unit diagonal and a ridge, relative to the mean of their eigenvalues."""
-    xp, dtype, terms = mesh.module_of(gram), gram.dtype, table.target.shape[1]
+    xp, dtype, terms = host.module_of(gram), gram.dtype, table.target.shape[1]
 
     def add(matrix: Numbers, row: tuple[Numbers, Numbers, Numbers]) -> tuple[Numbers, None]:
         weight, where, times = row
@@ -215,7 +215,7 @@ def _solution(matrix: Float[np.ndarray, "n n"], right: Float[np.ndarray, " n"]) 
 
 def _noise_of_rows(left: Moments, table: DerivativeTable, d: int) -> Float[Numbers, " rows"]:
     """For each row the mean squared residual of its group, which is that of the gradients or of the Hessians."""
-    xp, is_gradient = mesh.module_of(left.gram), table.order == 1
+    xp, is_gradient = host.module_of(left.gram), table.order == 1
 
     def group_mean(values: Float[Numbers, " rows"]) -> Float[Numbers, " rows"]:
         hessians = values[d:] if len(values) > d else values  # without Hessians there is one group

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._base.checks import check_count
-from .._base.mesh import module_of
+from .._base.host import module_of
 from .._base.small_tensors import HIGHEST
 from .._base.types import Numbers
 

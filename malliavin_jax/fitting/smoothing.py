@@ -22,7 +22,7 @@ from jaxtyping import Float
 from numpy.polynomial import legendre
 from scipy.linalg import LinAlgError, cho_solve
 
-from .._base.mesh import on_threads
+from .._base.host import on_threads
 from .bsplines import DEGREE
 from .spline_equations import ORDER, scaled_differences
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import sparse
 
-from .._base.mesh import on_one_thread
+from .._base.host import on_one_thread
 from .bsplines import DEGREE, SUPPORT, in_legendre, products_in_legendre
 from .spline_sums import SplineSums
 

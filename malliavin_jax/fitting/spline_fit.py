@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from .._base.mesh import on_one_thread, on_threads
+from .._base.host import on_one_thread, on_threads
 from .bsplines import DEGREE
 from .smoothing import Attempt, Modes, Prior, Problem, firm_attempt, least, log_det, lower_start, modes_of
 from .spline_equations import Equations, dense, squares_left

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 from scipy.sparse import csr_array
 
-from .._base import mesh
+from .._base import host, mesh
 from .._base.types import Scalar, Vector
 from .bsplines import DEGREE, SUPPORT, legendre_values
 
@@ -81,8 +81,8 @@ def no_sums(
     local, pairs = SUPPORT**d, d * (d + 1) // 2
     shapes = ((cells, (2 * DEGREE + 1) ** d), (cells, local, d), (cells, local, pairs), (d,), (pairs,), (), ())
     with jax.enable_x64(True):
-        start, stop = (mesh.to_device(np.asarray(end), np.float64) for end in (low, high))
-        totals = Totals(*(mesh.to_device(np.zeros(shape)) for shape in shapes))
+        start, stop = (host.to_device(np.asarray(end), np.float64) for end in (low, high))
+        totals = Totals(*(host.to_device(np.zeros(shape)) for shape in shapes))
         return SplineSums(start, stop, totals, intervals, diagonal)
 
 
@@ -148,7 +148,7 @@ def add_points(
             empty = sums.having(jax.tree.map(jnp.zeros_like, sums.totals))
             return sums + empty.having(_over_devices(empty, x, gradient, hessian, weights, chunk_size))
         is_small = x.shape[0] * sums.totals.moments.shape[1] <= _ON_HOST
-        if is_small and mesh.on_host(sums, x, gradient, hessian, weights):
+        if is_small and host.on_host(sums, x, gradient, hessian, weights):
             return _add_on_host(sums, x, gradient, hessian, weights)
         return _add_points(sums, x, gradient, hessian, weights, chunk_size)
 
@@ -160,7 +160,7 @@ def _add_on_host(sums: SplineSums, x: Array, *rest: Array | None) -> SplineSums:
     for start in range(0, len(x), size):
         part = (None if array is None else array[start : start + size].astype(np.float64) for array in arrays)
         total = [np.add(old, new) for old, new in zip(total, sums_of_points(sums, *part, xp=np), strict=True)]
-    return sums.having(Totals(*map(mesh.to_device, total)))
+    return sums.having(Totals(*map(host.to_device, total)))
 
 
 @functools.partial(jax.jit, static_argnums=5)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import cho_factor, cho_solve
 
-from .._base import mesh
+from .._base import host, mesh
 from ..fitting.errors import LinearFit, VarianceTable, polynomial_rows, variance_table
 from ..fitting.monomials import num_terms
 from ..potentials.base import AbstractPotential
@@ -91,7 +91,7 @@ class Squares(NamedTuple):
 def make_squares(half: Samples) -> Squares:
     """Those of the data themselves: what no model leaves."""
     arrays = half.gradient, half.require_hessian("a fitted model"), half.observed
-    xp = np if mesh.on_host(arrays) else jnp
+    xp = np if host.on_host(arrays) else jnp
     gradient, hessian, seen = map(xp.asarray, arrays)
     return Squares(
         xp.sum(xp.where(seen[..., None], gradient, 0) ** 2),
@@ -100,7 +100,7 @@ def make_squares(half: Samples) -> Squares:
 
 
 def _residual_squares(fold: Fold) -> Squares:
-    xp = np if mesh.on_host(fold.bank) else jnp
+    xp = np if host.on_host(fold.bank) else jnp
     return Squares(*(xp.sum(xp.asarray(array) ** 2) for array in (fold.bank.values, fold.bank.jacobians)))
 
 
@@ -127,15 +127,16 @@ def _held_out(samples: Samples, halves: tuple[Samples, Samples], models: tuple[A
 
 def _flat(array: Array) -> Array:
     shape = (-1, *array.shape[2:])
-    return mesh.to_device(np.asarray(array).reshape(shape)) if mesh.on_host(array) else array.reshape(shape)
+    return host.to_device(np.asarray(array).reshape(shape)) if host.on_host(array) else array.reshape(shape)
 
 
+@host.on_one_thread
 def _fit_splines(samples: Samples, halves: tuple[Samples, Samples]) -> FittedModel:
     low, high = (np.asarray(end, np.float64) for end in box(samples))
     parts = [(_flat(h.x), _flat(h.gradient), _flat(h.require_hessian("a spline")), _flat(h.observed)) for h in halves]
     fits = fit_parts(parts, low, high)
     dtype = samples.x.dtype
-    even, odd = mesh.on_threads(lambda part: fits.potential(dtype, part), (0, 1))
+    even, odd = host.on_threads(lambda part: fits.potential(dtype, part), (0, 1))
     folds, score = _held_out(samples, halves, (even, odd))
     return FittedModel("spline", fits.potential(dtype), folds, _variance_of(fits.linear, samples), score)
 

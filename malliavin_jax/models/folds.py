@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._base import mesh
+from .._base import host, mesh
 from .._base.types import Numbers, Scalar, Vector
 from ..estimate import on_host
 from ..estimate.localizers import AbstractLocalizer
-from ..estimate.ratio import Estimate, ratio_estimate, ratio_with_error
+from ..estimate.ratio import Estimate, Ratios, ratio_with_error, ratios
 from ..estimate.sums import Bank, Sums, add_up, localized_sums, make_bank
 from ..potentials.base import AbstractPotential
 from ..potentials.on_host import derivatives_on_host, is_known
@@ -50,7 +50,7 @@ def gradients(potential: AbstractPotential | None, alphas: Float[Numbers, "alpha
 def make_fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
     """The residuals of `samples` against `potential`, which must not have been fitted to them."""
     small = samples.observed.size <= _ON_HOST and mesh.parts() == 1
-    if small and is_known(potential) and mesh.on_host(samples):
+    if small and is_known(potential) and host.on_host(samples):
         return _fold_on_host(samples, potential)
     return _make_fold(samples, potential)
 
@@ -68,14 +68,14 @@ def _make_fold(samples: Samples, potential: AbstractPotential | None) -> Fold:
 
 def _fold_on_host(samples: Samples, potential: AbstractPotential | None) -> Fold:
     hessian = samples.require_hessian("a debiased gradient")
-    here = mesh.to_host(Samples(samples.x, samples.gradient, hessian, samples.weight, samples.observed))
+    here = host.to_host(Samples(samples.x, samples.gradient, hessian, samples.weight, samples.observed))
     flat = np.where(here.observed[..., None], here.x, 0).reshape(-1, samples.dim)
     model = derivatives_on_host(potential, flat)
     left = [
         (data - own.reshape(data.shape)).astype(data.dtype)
         for data, own in zip((here.gradient, here.hessian), model, strict=True)
     ]
-    return Fold(jax.tree.map(mesh.to_device, make_bank(here, *left)), potential)
+    return Fold(jax.tree.map(host.to_device, make_bank(here, *left)), potential)
 
 
 def folded_sums(folds: Sequence[Fold], alpha: Vector, localizer: AbstractLocalizer) -> Sums:
@@ -106,16 +106,14 @@ class Ratio(eqx.Module):
     scale: Scalar
 
     def __call__(self, alpha: Vector) -> Estimate:
-        return self._of(folded_sums(self.folds, alpha, self.localizer))
+        return Estimate(*self._of(folded_sums(self.folds, alpha, self.localizer), self.points, self.scale))
 
-    def on_host(self, alphas: Float[np.ndarray, "alphas d"]) -> Estimate:
+    def on_host(self, alphas: Float[np.ndarray, "alphas d"]) -> Ratios:
         """At many α, with NumPy; whether that is sooner done `on_hand` says."""
-        found = mesh.to_host(self)._of(_sums_at(self.folds, alphas, self.localizer))
-        return eqx.tree_at(lambda e: (e.value, e.stderr), found, (found.value.T, found.stderr.T))
+        return self._of(_sums_at(self.folds, alphas, self.localizer), *map(np.asarray, (self.points, self.scale)))
 
-    def _of(self, sums: Sums) -> Estimate:
-        episodes = sum(fold.bank.episodes for fold in self.folds)
-        return ratio_estimate(sums, episodes, self.points, True, self.scale)
+    def _of(self, sums: Sums, points: Numbers, scale: Numbers) -> Ratios:
+        return ratios(sums, sum(fold.bank.episodes for fold in self.folds), points, True, scale)
 
 
 def on_hand(folds: Sequence[Fold], localizer: AbstractLocalizer, places: int) -> bool:
@@ -126,8 +124,8 @@ def on_hand(folds: Sequence[Fold], localizer: AbstractLocalizer, places: int) ->
 
 def every_other(samples: Samples, first: int) -> Samples:
     """Every second episode: the even ones for `first` = 0, the odd ones for 1."""
-    if mesh.on_host(samples):
-        return jax.tree.map(lambda leaf: mesh.to_device(np.asarray(leaf)[first::2]), samples)
+    if host.on_host(samples):
+        return jax.tree.map(lambda leaf: host.to_device(np.asarray(leaf)[first::2]), samples)
     return _every_other(samples, first)
 
 

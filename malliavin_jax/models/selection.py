@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._base import mesh
+from .._base import host
 from .._base.small_tensors import einsum, matmul
 from .._base.types import Numbers, Scalar, Vector
 from ..estimate.length import BestLength, length_of_least_variance
@@ -68,9 +68,9 @@ def choose_localizer(samples: Samples, folds: tuple[Fold, ...]) -> Choice:
     return _choose(here, folds, scale, alphas)
 
 
-@mesh.here_or_compiled
+@host.here_or_compiled
 def _choose(folds: tuple[Fold, ...], scale: Float[Numbers, ""], alphas: Float[Numbers, "alphas d"]) -> Choice:
-    xp, times = mesh.module_of(alphas), folds[0].bank.x.shape[2]
+    xp, times = host.module_of(alphas), folds[0].bank.x.shape[2]
     pilot, shrink = some_episodes(folds, max(1000, _PILOT // times))
 
     def average(variances: Float[Numbers, "lengths alphas"]) -> Float[Numbers, " lengths"]:
@@ -88,7 +88,7 @@ def _choose(folds: tuple[Fold, ...], scale: Float[Numbers, ""], alphas: Float[Nu
         return Choice(Laplace(best.length), xp.mean(shrink * best.variance))
 
     cores, lengths = (scale * xp.asarray(c, scale.dtype) for c in (_CORES, _LENGTHS_BEYOND))
-    best_lengths = mesh.each(lambda core: best_of(lengths, lambda length: Gaussian(length, core)).length, cores)
+    best_lengths = host.each(lambda core: best_of(lengths, lambda length: Gaussian(length, core)).length, cores)
     some, fraction = some_episodes(folds, _RISK_POINTS // times)
     risks = _risks(some, fraction, alphas, cores, best_lengths)
     taken = xp.argmax(risks <= (1 + _TOLERANCE) * xp.min(risks))  # the first: cores ascend
@@ -131,7 +131,7 @@ def _risks(
     folds: tuple[Fold, ...], fraction: float, alphas: Float[Numbers, "n d"], cores: Numbers, lengths: Numbers
 ) -> Float[Numbers, " cores"]:
     """The risk of each core, with its length; `fraction` is the share of the episodes that `folds` hold."""
-    xp = mesh.module_of(alphas)
+    xp = host.module_of(alphas)
     if xp is np:
         found = add_up([_products_on_host(fold, alphas, cores, lengths) for fold in folds])
     else:
@@ -215,11 +215,11 @@ def some_episodes(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, .
 
 def typical_points(samples: Samples, number: int) -> Float[Array, "alphas d"]:
     """`number` samples, spread evenly over the central nine tenths of the data."""
-    xp = np if mesh.on_host(samples.x, samples.observed) else jnp
+    xp = np if host.on_host(samples.x, samples.observed) else jnp
     x, seen, mean, deviation = map(xp.asarray, (samples.x, samples.observed, *mean_and_deviation(samples)))
     x, seen = x.reshape(-1, samples.dim), seen.reshape(-1)
     away = (x - mean[None]) / (deviation + xp.finfo(x.dtype).tiny)[None]
     distance = xp.where(seen, xp.sum(away**2, 1), xp.inf)
     count = xp.maximum(xp.sum(seen), 1).astype(x.dtype)
     rank = (xp.arange(number, dtype=x.dtype) + 0.5) / number * 0.9 * count
-    return mesh.to_device(x[xp.argsort(distance)[rank.astype(np.int32)]])
+    return host.to_device(x[xp.argsort(distance)[rank.astype(np.int32)]])

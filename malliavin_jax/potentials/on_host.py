@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from .._base.mesh import on_host
+from .._base.host import on_host
 from ..fitting.bsplines import SUPPORT, host_basis
 from ..fitting.errors import polynomial_rows
 from .base import AbstractPotential

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._base.checks import check_count, check_nonnegative, check_shape, float_array, is_concrete
-from .._base.mesh import count, on_threads, to_device
+from .._base.host import on_one_thread, on_threads, to_device
+from .._base.mesh import count
 from .._base.small_tensors import HIGHEST
 from .._base.types import Matrix, Scalar, Vector
 from ..fitting.bsplines import DEGREE, SUPPORT, basis
@@ -187,6 +188,7 @@ class SplineFits(NamedTuple):
         return Spline(*(to_device(array, dtype) for array in (solution.coefficients, self.low, self.high)))
 
 
+@on_one_thread
 def fit_parts(
     parts: Sequence[tuple[Array, Array, Array | None, Array]],
     low: Float[np.ndarray, " d"],

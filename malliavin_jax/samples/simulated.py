@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._base import mesh
+from .._base import host, mesh
 from .._base.checks import check_count, check_key, floats_to_arrays, steps_at
 from .._base.types import Key
 from ..learner.learner import ForwardLearner, initial_shape
@@ -78,16 +78,16 @@ def observe(
 def _is_small(num_episodes: int, *trees: Any) -> bool:
     """Whether blocks are made in less time than a program for this number of episodes, and hardly more of them."""
     excess = -num_episodes % _BLOCK
-    return num_episodes <= _IN_BLOCKS and excess <= _EXCESS * num_episodes and mesh.parts() == 1 and mesh.on_host(trees)
+    return num_episodes <= _IN_BLOCKS and excess <= _EXCESS * num_episodes and mesh.parts() == 1 and host.on_host(trees)
 
 
 def _in_blocks(key: Key, learner: ForwardLearner, scheme: Scheme, num_episodes: int, stops: tuple[int, ...]) -> Samples:
     """`observe_steps`, block by block: one program for every number of episodes."""
-    starts = [mesh.to_device(np.uint32(first)) for first in range(0, num_episodes, _BLOCK)]
+    starts = [host.to_device(np.uint32(first)) for first in range(0, num_episodes, _BLOCK)]
     blocks = [observe_steps(key, learner, scheme, _BLOCK, stops, first) for first in starts]
 
     def join(*leaves: Array) -> Array:
-        return mesh.to_device(np.concatenate([np.asarray(leaf) for leaf in leaves])[:num_episodes])
+        return host.to_device(np.concatenate([np.asarray(leaf) for leaf in leaves])[:num_episodes])
 
     return jax.tree.map(join, *blocks)
 

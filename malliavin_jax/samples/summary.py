@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from .._base import mesh
+from .._base import host
 from .._base.types import Scalar, Vector
 from .samples import Samples
 
@@ -19,39 +19,39 @@ def box(samples: Samples) -> tuple[Vector, Vector]:
     xp, x, seen = _arrays(samples.x, samples.observed)
     low = xp.min(xp.where(seen, x, xp.inf), (0, 1))
     high = xp.max(xp.where(seen, x, -xp.inf), (0, 1))
-    return mesh.to_device(low), mesh.to_device(high)
+    return host.to_device(low), host.to_device(high)
 
 
 def mean_and_deviation(samples: Samples) -> tuple[Vector, Vector]:
     """Mean and standard deviation of the observed positions, one of each for every axis."""
     xp, count, mean, centred = _centred(samples)
     deviation = xp.sqrt(xp.sum(centred**2, (0, 1)) / count)
-    return mesh.to_device(mean), mesh.to_device(deviation)
+    return host.to_device(mean), host.to_device(deviation)
 
 
 def spread(samples: Samples) -> Scalar:
     """One length for all axes: the root of the mean variance of the coordinates, never quite 0."""
     xp, count, _, centred = _centred(samples)
     variance = xp.sum(centred**2) / (count * samples.dim)
-    return mesh.to_device(xp.sqrt(xp.maximum(variance, xp.finfo(variance.dtype).tiny)))
+    return host.to_device(xp.sqrt(xp.maximum(variance, xp.finfo(variance.dtype).tiny)))
 
 
 def masked_mean(
     values: Float[Array, "episodes times m"], observed: Bool[Array, "episodes times"]
 ) -> Float[Array, " m"]:
     """The mean of `values` over the observed points (0 where there are none)."""
-    return mesh.to_device(_mean(*_arrays(values, observed)))
+    return host.to_device(_mean(*_arrays(values, observed)))
 
 
 def points_and_scale(samples: Samples) -> tuple[Array, Scalar]:
     """The number of observed points, and the root mean square of the gradients' lengths."""
     xp, gradient, seen = _arrays(samples.gradient, samples.observed)
-    return mesh.to_device(xp.sum(seen)), mesh.to_device(xp.sqrt(xp.sum(_mean(xp, gradient**2, seen))))
+    return host.to_device(xp.sum(seen)), host.to_device(xp.sqrt(xp.sum(_mean(xp, gradient**2, seen))))
 
 
 def _arrays(values: Array, observed: Array) -> tuple[Any, Any, Any]:
     """What to compute with, the values, and where they are observed, with an axis more."""
-    xp = np if mesh.on_host(values, observed) else jnp
+    xp = np if host.on_host(values, observed) else jnp
     return xp, xp.asarray(values), xp.asarray(observed)[:, :, None]
 
 

@@ -66,7 +66,7 @@ def test_the_criterion_is_the_restricted_likelihood():
     roughness, smoothing = np.array([2.0, 0.5]), 0.3
     rows = np.array([3.0, 1.5])  # one row for each unknown, y_i = rows_i θ_i + noise
     y = np.array([0.7, -1.1])
-    problem = Problem(np.diag(rows**2), rows * y, float(y @ y), roughness, float(np.log(roughness).sum()))
+    problem = Problem(np.diag(rows**2), rows * y, float(y @ y), roughness, float(np.log(roughness).sum()), [])
     variance = rows**2 / (math.exp(smoothing) * roughness) + 1
     exact = np.sum(np.log(variance) + y**2 / variance)
     np.testing.assert_allclose(attempt(problem, smoothing).criterion, exact, rtol=1e-10)
@@ -75,7 +75,7 @@ def test_the_criterion_is_the_restricted_likelihood():
 def test_the_search_for_the_smoothing_finds_the_least():
     roughness, rows = np.array([1.0, 4.0, 9.0]), np.array([2.0, 2.0, 2.0])
     y = np.array([1.5, 0.4, 0.1])
-    problem = Problem(np.diag(rows**2), rows * y, float(y @ y), roughness, float(np.log(roughness).sum()))
+    problem = Problem(np.diag(rows**2), rows * y, float(y @ y), roughness, float(np.log(roughness).sum()), [])
     grid = np.linspace(-6, 10, 401)
     best = min(attempt(problem, place).criterion for place in grid)
     assert least(problem, None).criterion < best + 0.02
