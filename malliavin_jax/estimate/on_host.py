@@ -5,6 +5,7 @@ so that what is computed of all points stays in the cache, on as many threads as
 interpreter while it computes.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,35 +46,34 @@ def for_each_part(function: Callable[[Bank, np.ndarray], Any], bank: Bank, alpha
     some = max(1, _AT_ONCE // max(here.observed[0].size, 1))
     groups = [alphas[start : start + some] for start in range(0, len(alphas), some)]
     parts = [jax.tree.map(lambda leaf, i=i: leaf[i], here) for i in range(len(here.observed))]
+    return on_threads(functools.partial(_of_group, function, parts), groups)
 
-    def group(places: Places) -> list[Any]:
-        alpha = np.ascontiguousarray(places.T)[:, :, None, None]
-        with np.errstate(all="ignore"):  # NumPy's silence is a thread's own
-            return [function(part, alpha) for part in parts]
 
-    return on_threads(group, groups)
+def _of_group(function: Callable[[Bank, np.ndarray], Any], parts: list[Bank], places: Places) -> list[Any]:
+    alpha = np.ascontiguousarray(places.T)[:, :, None, None]
+    with np.errstate(all="ignore"):  # NumPy's silence is a thread's own
+        return [function(part, alpha) for part in parts]
 
 
 def sums_at(bank: Bank, alphas: Places, localizer: Localizer) -> Sums:
     """The localized sums at each α."""
-    localizer = host.to_host(localizer)
+    found = for_each_part(functools.partial(_sums, host.to_host(localizer)), bank, alphas)
+    return Sums(*(np.concatenate(leaves, -1) for leaves in zip(*map(add_up, found), strict=True)))
 
-    def sums(part: Bank, alpha: np.ndarray) -> Sums:
-        terms, w = episode_terms(part, alpha, localizer)
-        n = np.stack(terms)  # (m, some, size)
-        products = (np.einsum("mas,mas->ma", n, n), np.einsum("mas,as->ma", n, w), np.einsum("as,as->a", w, w))
-        return Sums(n.sum(-1), w.sum(-1), *products)
 
-    found = [add_up(group) for group in for_each_part(sums, bank, alphas)]
-    return Sums(*(np.concatenate(leaves, -1) for leaves in zip(*found, strict=True)))
+def _sums(localizer: Localizer, part: Bank, alpha: np.ndarray) -> Sums:
+    terms, w = episode_terms(part, alpha, localizer)
+    n = np.stack(terms)  # (m, some, size)
+    products = (np.einsum("mas,mas->ma", n, n), np.einsum("mas,as->ma", n, w), np.einsum("as,as->a", w, w))
+    return Sums(n.sum(-1), w.sum(-1), *products)
 
 
 def terms_at(bank: Bank, alphas: Places, localizer: Localizer) -> Float[np.ndarray, "alphas rows episodes"]:
     """n and w of each episode at each α."""
-    localizer = host.to_host(localizer)
+    found = for_each_part(functools.partial(_terms, host.to_host(localizer)), bank, alphas)
+    return np.concatenate([np.concatenate(group, -1) for group in found])
 
-    def terms(part: Bank, alpha: np.ndarray) -> np.ndarray:
-        n, w = episode_terms(part, alpha, localizer)
-        return np.stack([*n, w], 1)
 
-    return np.concatenate([np.concatenate(group, -1) for group in for_each_part(terms, bank, alphas)])
+def _terms(localizer: Localizer, part: Bank, alpha: np.ndarray) -> np.ndarray:
+    n, w = episode_terms(part, alpha, localizer)
+    return np.stack([*n, w], 1)

@@ -50,11 +50,14 @@ def _of_spline(spline: Spline, x: Points) -> Derivatives:
         block = np.einsum("nr...a,ona->nro...", rest, scaled).reshape(len(x), -1, *(SUPPORT,) * i)
     table = block.reshape(len(x), *(3,) * d)  # orders of the last axis first
 
-    def derivative(*axes: int) -> np.ndarray:
-        return table[(slice(None), *(axes.count(i) for i in reversed(range(d))))]
+    axes = range(d)
+    gradient = np.stack([_derivative(table, i) for i in axes], 1)
+    return gradient, np.stack([np.stack([_derivative(table, i, j) for j in axes], 1) for i in axes], 1)
 
-    gradient = np.stack([derivative(i) for i in range(d)], 1)
-    return gradient, np.stack([np.stack([derivative(i, j) for j in range(d)], 1) for i in range(d)], 1)
+
+def _derivative(table: np.ndarray, *axes: int) -> np.ndarray:
+    """That along these axes, of a table of all orders along each, the last axis first."""
+    return table[(slice(None), *(axes.count(i) for i in reversed(range(table.ndim - 1))))]
 
 
 def _of_polynomial(fitted: Polynomial, x: Points) -> Derivatives:
