@@ -19,7 +19,7 @@ from . import (
     weights as weights,
     wiener as wiener,
 )
-from ._base.checkpoint import Checkpoint as Checkpoint
+from ._base.long_runs import Checkpoint as Checkpoint
 from .adaptive import AdaptiveField as AdaptiveField, Tracking as Tracking, track as track
 from .chain import Chain as Chain, langevin as langevin, passive_langevin as passive_langevin
 from .estimate import (

@@ -12,8 +12,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Bool, Float, Shaped
 
-from .._base.checkpoint import Checkpoint, as_checkpoint
 from .._base.checks import check_count, check_key, check_nonnegative, check_shape, float_array, has_numbers, is_concrete
+from .._base.long_runs import Checkpoint, as_checkpoint
 from .._base.types import Key
 from ..estimate.field import check_field
 from ..estimate.ratio import Estimate

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from .._base.checkpoint import Checkpoint, Journal
-from .._base.progress import Bar
+from .._base.long_runs import Bar, Checkpoint, Journal
 from .dynamics import Draws, Dynamics, Layout, Record, State
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import io
-from .._base.checkpoint import Checkpoint, Journal
+from .._base.long_runs import Checkpoint, Journal
 from ..adaptive.field import AdaptiveField
 from ..io.blocks import RecordedRows, read_settings
 from ..io.updates import Update, begins_of, rows_from, rung_of, updates_in

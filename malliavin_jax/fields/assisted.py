@@ -7,7 +7,7 @@ what the table must resolve is only what the model leaves.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from .tables import corners_around, interpolate
 
 NODES = {1: 513, 2: 65, 3: 21}  # along each axis
 _HALFWAY = 256  # places at which the error of interpolation is measured
+_GROUPS = 4  # of these places, by density
 
 
 class AssistedTable(eqx.Module):
@@ -35,7 +36,7 @@ class AssistedTable(eqx.Module):
     columns: Float[Array, "*nodes columns"]  # correction, stderr, tail (d each), stiffness, density, its stderr
     low: Vector
     high: Vector
-    interpolation_error: Vector  # root mean square error of the interpolated correction in the middle of cells
+    interpolation_error: Vector  # of the correction, root mean square in the middle of cells, by density
 
     def ask(self, alpha: Vector) -> Estimate:
         d, shape = alpha.shape[0], self.columns.shape[:-1]
@@ -87,10 +88,10 @@ def make_table(
     own = variance(np.asarray(flat, np.float64)).astype(dtype)
     error = np.zeros(len(low), dtype)
     if corrects:
-        correction, squares = found.value - gradient, found.stderr**2 + own
-        correction = np.where(found.trusted[:, None], correction, 0)
-        error = _interpolation_error(model, estimate, correction.reshape(nodes.shape), nodes)
-        squares = squares + error[None] ** 2
+        correction = np.where(found.trusted[:, None], found.value - gradient, 0)
+        off = _off_between_nodes(model, estimate, correction.reshape(nodes.shape), nodes)
+        squares = found.stderr**2 + own + off.at(found.density)
+        error = off.typical
     else:
         correction, squares = np.zeros_like(gradient), own
     # Rounding is an error too: an exact fit of exact gradients is not known better than that.
@@ -124,15 +125,38 @@ def _evaluate(function: Callable[[Vector], Any], points: Float[Array, "n d"]) ->
     return lax.map(function, points, batch_size=min(divisors, key=lambda size: abs(size - 64), default=64))
 
 
-def _interpolation_error(
+class _Off(NamedTuple):
+    """Squared errors of an interpolated correction at some places where an estimate is trusted, and the density there.
+
+    Where data are few a correction is rough, and its errors many times those in the middle: they go by the density."""
+
+    squares: Float[np.ndarray, "n d"]
+    density: Float[np.ndarray, " n"]
+
+    @property
+    def typical(self) -> Float[np.ndarray, " d"]:
+        """The root mean square, places counted by their density."""
+        share = self.density / max(self.density.sum(), np.finfo(self.density.dtype).tiny)
+        return np.sqrt(share @ self.squares)
+
+    def at(self, density: Float[np.ndarray, " m"]) -> Float[np.ndarray, "m d"]:
+        """Mean squares at places of such a density: between those of a few groups."""
+        if len(self.density) == 0:
+            return np.zeros((len(density), self.squares.shape[1]), self.squares.dtype)
+        groups = np.array_split(np.argsort(self.density), max(1, min(_GROUPS, len(self.density) // 8)))
+        level = [float(np.log(self.density[group]).mean()) for group in groups]
+        means = np.stack([self.squares[group].mean(0) for group in groups])
+        where = np.log(np.maximum(density, np.finfo(density.dtype).tiny))
+        return np.stack([np.interp(where, level, column) for column in means.T], 1).astype(density.dtype)
+
+
+def _off_between_nodes(
     model: AbstractPotential,
     estimate: Callable[[Vector], Estimate],
     correction: Float[np.ndarray, "*nodes d"],
     nodes: Float[np.ndarray, "*nodes d"],
-) -> Float[np.ndarray, " d"]:
-    """The root mean square error of the interpolated correction at the centres of some cells.
-
-    Linear interpolation is the mean of the corners there."""
+) -> _Off:
+    """The errors at the centres of some cells, where linear interpolation is the mean of the corners."""
     d = nodes.shape[-1]
 
     def at_centres(table: np.ndarray) -> Float[np.ndarray, "cells d"]:
@@ -144,5 +168,5 @@ def _interpolation_error(
 
     centres, read = at_centres(nodes), at_centres(correction)
     exact = _at_many(estimate, centres)
-    squares = np.where(exact.trusted[:, None], (read + _gradients(model, centres) - exact.value) ** 2, 0)
-    return np.sqrt(np.sum(squares, 0) / max(np.count_nonzero(exact.trusted), 1))
+    squares = (read + _gradients(model, centres) - exact.value) ** 2
+    return _Off(squares[exact.trusted], exact.density[exact.trusted])

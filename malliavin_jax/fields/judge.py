@@ -141,8 +141,7 @@ def compare(
 
 
 @functools.lru_cache(maxsize=2)
-def _squared_normals(number: int) -> Float[np.ndarray, "draws n"]:
-    # A fixed seed: the same data give the same p-value.
+def _squared_normals(number: int) -> Float[np.ndarray, "draws n"]:  # of a fixed seed: the same data, the same p-value
     return np.random.default_rng(0).standard_normal((_DRAWS, number), np.float32) ** 2
 
 

@@ -86,6 +86,15 @@ def no_sums(
         return SplineSums(start, stop, totals, intervals, diagonal)
 
 
+def box_of(x: Array, weights: Array) -> tuple[np.ndarray, np.ndarray]:
+    """The box of the points that count, in float64."""
+    seen = np.asarray(x, np.float64)[np.asarray(weights) > 0]
+    low, high = (end(seen, axis=0) if len(seen) else np.zeros(x.shape[1]) for end in (np.min, np.max))
+    if not np.all(high > low):
+        raise ValueError(f"x must hold points that differ along each axis, got a box from {low} to {high}")
+    return low, high
+
+
 def sums_of_points(on: SplineSums, x: Any, gradient: Any, hessian: Any | None, weights: Any, xp: Any = jnp) -> Totals:
     """The totals of some points: x and gradient (n, d), hessian (n, d, d) or None, weights (n,).
 

@@ -1,12 +1,12 @@
 """Models of the loss fitted to all episodes, and to each half of them: a spline, a polynomial, or none.
 
 The halves are the even and the odd episodes. What a half's model leaves of the *other* half is the held-out error by
-which models are compared, and the residual that the debiased estimate corrects it with; the model of all episodes is
-what is reported.
+which models are compared, at the central nine tenths of the points, and the residual that the debiased estimate
+corrects it with; the model of all episodes is what is reported.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.linalg import cho_factor, cho_solve
 
-from .._base import host, mesh
+from .._base import host
 from ..fitting.errors import LinearFit, VarianceTable, polynomial_rows, variance_table
 from ..fitting.monomials import num_terms
 from ..potentials.base import AbstractPotential
@@ -22,7 +22,7 @@ from ..potentials.polynomial import Polynomial
 from ..potentials.spline import fit_parts
 from ..samples.completion import Completion
 from ..samples.samples import Samples
-from ..samples.summary import box
+from ..samples.summary import box, central_radius, distance_from_mean
 from .folds import Fold, every_other, make_fold
 
 _DEGREE = {1: 10, 2: 10}  # of a polynomial; beyond the plane _DEGREE_BEYOND, for the sake of its number of terms
@@ -45,13 +45,13 @@ class FittedModel(NamedTuple):
 
 def fit_models(samples: Samples, kinds: tuple[Kind, ...]) -> FittedModel | None:
     """The best of these kinds on held-out episodes, or None if no model is better than none."""
-    halves = every_other(samples, 0), every_other(samples, 1)
-    best, least = None, _score(samples, tuple(make_squares(half) for half in halves))
+    contest = _Contest(samples)
+    best, least = None, contest.without_model
     low, high = box(samples)
     for kind in kinds:
         if kind == "spline" and not np.all(np.asarray(low) < np.asarray(high)):
             continue  # all positions alike along an axis: no mesh
-        fitted = _fit_splines(samples, halves) if kind == "spline" else _fit_polynomials(samples, halves)
+        fitted = _fit_splines(samples, contest) if kind == "spline" else _fit_polynomials(samples, contest)
         if fitted.score < least:  # NaN, from a fit without enough data, loses
             best, least = fitted, fitted.score
     return best
@@ -82,47 +82,54 @@ def kinds_for(samples: Samples) -> tuple[Kind, ...]:
 
 
 class Squares(NamedTuple):
-    """Sums of squares over observed points of what is left of gradients and Hessians."""
+    """Sums of squares over central points of what is left of gradients and Hessians, and how many points these are."""
 
-    gradient: Any
-    hessian: Any
+    gradient: float
+    hessian: float
+    points: int
 
 
-def make_squares(half: Samples) -> Squares:
-    """Those of the data themselves: what no model leaves."""
-    arrays = half.gradient, half.require_hessian("a fitted model"), half.observed
-    xp = np if host.on_host(arrays) else jnp
-    gradient, hessian, seen = map(xp.asarray, arrays)
-    return Squares(
-        xp.sum(xp.where(seen[..., None], gradient, 0) ** 2),
-        xp.sum(xp.where(seen[..., None, None], hessian, 0) ** 2),
+def make_squares(fold: Fold, samples: Samples) -> Squares:
+    """Those of residuals; of the data themselves where no model was subtracted.
+
+    Points beyond the central nine tenths of all samples do not count: there a spline may be wild and a polynomial is,
+    and what they leave may outweigh all the rest, though no chain goes there and few estimates are trusted."""
+    xp: Any = np if host.on_host(fold.bank, samples) else jnp
+    x, seen, values, jacobians = (
+        xp.asarray(array) for array in (fold.bank.x, fold.bank.observed, fold.bank.values, fold.bank.jacobians)
     )
+    distance = distance_from_mean(samples, xp.moveaxis(x, 1, -1))
+    inside = seen & (distance <= xp.asarray(central_radius(samples)))
+    gradient = xp.sum(xp.where(inside[:, None], values, 0) ** 2)
+    hessian = xp.sum(xp.where(inside[:, None, None], jacobians, 0) ** 2)
+    return Squares(float(gradient), float(hessian), int(xp.sum(inside)))
 
 
-def _residual_squares(fold: Fold) -> Squares:
-    xp = np if host.on_host(fold.bank) else jnp
-    return Squares(*(xp.sum(xp.asarray(array) ** 2) for array in (fold.bank.values, fold.bank.jacobians)))
+class _Contest:
+    """What models of some samples are compared on: two halves, and what there is of them without a model."""
 
+    def __init__(self, samples: Samples):
+        self.samples, self.halves = samples, (every_other(samples, 0), every_other(samples, 1))
+        self.data = self._squares(tuple(make_fold(half, None) for half in self.halves))
+        self.without_model = self._score(self.data)
 
-def _score(samples: Samples, left: tuple[Squares, ...], data: tuple[Squares, ...] | None = None) -> float:
-    """−2 log likelihood of residuals of two unknown variances, up to a constant; rounding counts for nothing."""
-    points = max(mesh.count(samples.observed), 1)
-    total = 0.0
-    for name, entries in (("gradient", samples.dim), ("hessian", samples.dim**2)):
-        squares = sum(float(getattr(half, name)) for half in left)
-        floor = _NEGLIGIBLE * sum(float(getattr(half, name)) for half in data or left)
-        total += entries * points * float(np.log(max(squares, floor, 1e-300) / points))
-        if not np.isfinite(squares):
-            return float("nan")
-    return total
+    def held_out(self, models: Sequence[AbstractPotential]) -> tuple[tuple[Fold, Fold], float]:
+        """The folds of the two halves, each against the other's model, and their score."""
+        folds = make_fold(self.halves[0], models[1]), make_fold(self.halves[1], models[0])
+        return folds, self._score(self._squares(folds))
 
+    def _squares(self, folds: tuple[Fold, ...]) -> list[Squares]:
+        return [make_squares(fold, self.samples) for fold in folds]
 
-def _held_out(samples: Samples, halves: tuple[Samples, Samples], models: tuple[AbstractPotential, ...]):
-    """The folds of two halves, each against the other's model, and their score."""
-    even, odd = halves
-    folds = make_fold(even, models[1]), make_fold(odd, models[0])
-    data = tuple(make_squares(half) for half in halves)
-    return folds, _score(samples, tuple(_residual_squares(fold) for fold in folds), data)
+    def _score(self, left: list[Squares]) -> float:
+        """−2 log likelihood of residuals of two unknown variances, up to a constant; rounding counts for nothing."""
+        points, total, d = max(sum(half.points for half in left), 1), 0.0, self.samples.dim
+        for entries, name in ((d, "gradient"), (d * d, "hessian")):
+            squares, size = (sum(getattr(half, name) for half in halves) for halves in (left, self.data))
+            if not np.isfinite(squares):
+                return float("nan")
+            total += entries * points * float(np.log(max(squares, _NEGLIGIBLE * size, 1e-300) / points))
+        return total
 
 
 def _flat(array: Array) -> Array:
@@ -131,19 +138,20 @@ def _flat(array: Array) -> Array:
 
 
 @host.on_one_thread
-def _fit_splines(samples: Samples, halves: tuple[Samples, Samples]) -> FittedModel:
+def _fit_splines(samples: Samples, contest: _Contest) -> FittedModel:
     low, high = (np.asarray(end, np.float64) for end in box(samples))
-    parts = [(_flat(h.x), _flat(h.gradient), _flat(h.require_hessian("a spline")), _flat(h.observed)) for h in halves]
+    parts = [
+        (_flat(h.x), _flat(h.gradient), _flat(h.require_hessian("a spline")), _flat(h.observed)) for h in contest.halves
+    ]
     fits = fit_parts(parts, low, high)
     dtype = samples.x.dtype
-    even, odd = host.on_threads(lambda part: fits.potential(dtype, part), (0, 1))
-    folds, score = _held_out(samples, halves, (even, odd))
+    folds, score = contest.held_out(host.on_threads(lambda part: fits.potential(dtype, part), (0, 1)))
     return FittedModel("spline", fits.potential(dtype), folds, _variance_of(fits.linear, samples), score)
 
 
-def _fit_polynomials(samples: Samples, halves: tuple[Samples, Samples]) -> FittedModel:
+def _fit_polynomials(samples: Samples, contest: _Contest) -> FittedModel:
     degree = degree_for(samples)
-    folds, score = _held_out(samples, halves, tuple(_fit_polynomial(half, degree) for half in halves))
+    folds, score = contest.held_out([_fit_polynomial(half, degree) for half in contest.halves])
     whole = _fit_polynomial(samples, degree)
     linear = functools.partial(_linear_polynomial, whole, samples)
     return FittedModel("polynomial", whole, folds, _variance_of(linear, samples), score)

@@ -37,7 +37,7 @@ from ..estimate.ratio import TRUSTED_FROM
 from ..estimate.sums import Bank, add_up, episode_terms, sum_over_chunks
 from ..kernel.bandwidth import cross_validated_bandwidth
 from ..samples.samples import Samples
-from ..samples.summary import mean_and_deviation, spread
+from ..samples.summary import CENTRAL, distance_from_mean, spread
 from .folds import Fold, on_hand, variances_at
 
 _ALPHAS = 32  # places at which candidates are compared: samples themselves, so that they follow the density
@@ -216,10 +216,8 @@ def some_episodes(folds: tuple[Fold, ...], episodes: int) -> tuple[tuple[Fold, .
 def typical_points(samples: Samples, number: int) -> Float[Array, "alphas d"]:
     """`number` samples, spread evenly over the central nine tenths of the data."""
     xp = np if host.on_host(samples.x, samples.observed) else jnp
-    x, seen, mean, deviation = map(xp.asarray, (samples.x, samples.observed, *mean_and_deviation(samples)))
-    x, seen = x.reshape(-1, samples.dim), seen.reshape(-1)
-    away = (x - mean[None]) / (deviation + xp.finfo(x.dtype).tiny)[None]
-    distance = xp.where(seen, xp.sum(away**2, 1), xp.inf)
+    x, seen = xp.asarray(samples.x).reshape(-1, samples.dim), xp.asarray(samples.observed).reshape(-1)
+    distance = xp.where(seen, distance_from_mean(samples, x), xp.inf)
     count = xp.maximum(xp.sum(seen), 1).astype(x.dtype)
-    rank = (xp.arange(number, dtype=x.dtype) + 0.5) / number * 0.9 * count
+    rank = (xp.arange(number, dtype=x.dtype) + 0.5) / number * CENTRAL * count
     return host.to_device(x[xp.argsort(distance)[rank.astype(np.int32)]])

@@ -19,13 +19,15 @@ from ..fitting.bsplines import DEGREE, SUPPORT, basis
 from ..fitting.errors import LinearFit, spline_rows
 from ..fitting.spline_equations import Equations, added, equations
 from ..fitting.spline_fit import FAMILIES, Family, Solution, Tuning, refit, solve_families
-from ..fitting.spline_sums import SplineSums, add_points, no_sums
+from ..fitting.spline_sums import SplineSums, add_points, box_of, no_sums
 from .base import AbstractPotential
 
 _MESHES = {1: (24, 96, 192, 384), 2: (12, 28, 40), 3: (5, 8, 12)}  # from coarse, where the smoothing is soon found
 _ROWS_PER_COEFFICIENT = 4
-_LARGE = 2000  # coefficients: from so many on only the prior that was best on coarser meshes is tried
-_MISFIT_POINTS = 2000
+# Coefficients from which on one family is tried: that of rough losses, unless the loss is analytic. (Fifth differences
+# let splines run wild in cells with few data, where a fine mesh has many.)
+_LARGE = 2000
+_MISFIT_POINTS, _CENTRAL = 2000, 0.9  # at which a misfit is measured: of the outskirts it would be that of wild splines
 _RESOLVED = 3.0  # cells in a length of the prior
 _GAIN = 2.0  # of −2 log likelihood that a finer mesh must bring
 
@@ -217,7 +219,8 @@ def fit_parts(
             break  # a finer mesh would have hardly more data than coefficients
         parts_of_mesh = on_threads(lambda add_part, mesh=mesh: equations(add_part(mesh)), add)
         whole = functools.reduce(added, parts_of_mesh)
-        families = families[:1] if tunings and coefficients >= _LARGE else families
+        if tunings and coefficients >= _LARGE:
+            families = ("Gaussian",) if families[0] == "Gaussian" else ("third differences",)
         solutions = solve_families(mesh, whole, tunings, families)
         families = tuple(sorted(solutions, key=lambda family: solutions[family].criterion))
         tunings = {family: solution.tuning for family, solution in solutions.items()}
@@ -240,6 +243,8 @@ def _misfit(fine: SplineFits, coarse: SplineFits, data: Data) -> Float[np.ndarra
     Errors are taken to fall as the square of the cells' size: slower than those of a smooth loss.
     """
     x = np.asarray(data.x, np.float64)[np.asarray(data.weights) > 0]
+    away = np.sum((x - x.mean(0)) ** 2 / x.var(0), 1)
+    x = x[away <= np.quantile(away, _CENTRAL)]
     x = x[:: max(1, len(x) // _MISFIT_POINTS)]
 
     def gradient(fits: SplineFits) -> Float[np.ndarray, "n d"]:
@@ -285,15 +290,6 @@ def _checked(x: Any, gradient: Any, hessian: Any, weights: Any) -> Data:
         if array is not None and not np.all(np.isfinite(np.asarray(array).reshape(n, -1)[counts])):
             raise ValueError(f"{name} must be finite where weights are positive")
     return Data(x, gradient, hessian, w)
-
-
-def box_of(x: Array, weights: Array) -> tuple[np.ndarray, np.ndarray]:
-    """The box of the points that count, in float64."""
-    seen = np.asarray(x, np.float64)[np.asarray(weights) > 0]
-    low, high = (end(seen, axis=0) if len(seen) else np.zeros(x.shape[1]) for end in (np.min, np.max))
-    if not np.all(high > low):
-        raise ValueError(f"x must hold points that differ along each axis, got a box from {low} to {high}")
-    return low, high
 
 
 def _orders(d: int, *axes: int) -> tuple[int, ...]:

@@ -10,8 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from .._base import host
-from .._base.types import Scalar, Vector
+from .._base.types import Numbers, Scalar, Vector
 from .samples import Samples
+
+CENTRAL = 0.9  # the part of the positions, the nearest to their mean, at which choices are made
 
 
 def box(samples: Samples) -> tuple[Vector, Vector]:
@@ -27,6 +29,21 @@ def mean_and_deviation(samples: Samples) -> tuple[Vector, Vector]:
     xp, count, mean, centred = _centred(samples)
     deviation = xp.sqrt(xp.sum(centred**2, (0, 1)) / count)
     return host.to_device(mean), host.to_device(deviation)
+
+
+def distance_from_mean(samples: Samples, x: Float[Numbers, "*points d"]) -> Float[Numbers, "*points"]:
+    """How far places are from the mean of the observed positions, in their deviations along each axis."""
+    xp = host.module_of(x)
+    mean, deviation = (xp.asarray(each).reshape(*(1,) * (x.ndim - 1), -1) for each in mean_and_deviation(samples))
+    away = (x - mean) / (deviation + xp.finfo(x.dtype).tiny)
+    return xp.sqrt(xp.sum(away**2, -1))
+
+
+def central_radius(samples: Samples) -> Scalar:
+    """The distance from their mean within which the central nine tenths of the observed positions are."""
+    xp, x, seen = _arrays(samples.x, samples.observed)
+    distance = xp.where(seen[..., 0], distance_from_mean(samples, x), xp.nan).ravel()
+    return host.to_device(xp.nanquantile(distance, CENTRAL), samples.x.dtype)
 
 
 def spread(samples: Samples) -> Scalar:

@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from .._base import mesh
-from .._base.checkpoint import Checkpoint, Journal, as_checkpoint
 from .._base.checks import check_count, check_key, floats_to_arrays, steps_at
-from .._base.progress import Bar
+from .._base.long_runs import Bar, Checkpoint, Journal, as_checkpoint
 from .._base.types import Key
 from ..learner.learner import ForwardLearner, initial_shape
 from ..samples.default_scheme import choose_scheme

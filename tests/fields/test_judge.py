@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import malliavin_jax as mj
+from malliavin_jax.fields.assisted import _Off
 from malliavin_jax.fields.judge import against_null, compare, influences, shares
 from malliavin_jax.models.folds import make_fold
 from malliavin_jax.potentials import Potential, Quartic, spline
@@ -238,6 +239,24 @@ def test_a_corrected_table_is_the_model_and_the_correction(coarse):
     np.testing.assert_allclose(at(field, some).value[:, 0], expected, rtol=1e-6, atol=1e-8)
     # The stated error is part of the standard error.
     assert 0 < float(table.interpolation_error[0]) < float(np.min(at(field, some).stderr))
+
+
+def test_errors_between_nodes_go_by_the_density():
+    rng = np.random.default_rng(0)
+    density = np.exp(rng.uniform(-6, 0, 200))
+    squares = np.stack([1 / density, 4 / density], 1) * rng.uniform(0.5, 1.5, (200, 1))
+    off = _Off(squares, density)
+    at_some = off.at(np.exp([-9.0, -5.0, -3.0, -1.0, 2.0]))
+    np.testing.assert_allclose(at_some[:, 1], 4 * at_some[:, 0])
+    assert np.all(np.diff(at_some[:, 0]) <= 0)
+    np.testing.assert_allclose(
+        at_some[[0, -1], 0], [at_some[:, 0].max(), at_some[:, 0].min()]
+    )  # beyond: the last group
+    assert 0.5 < at_some[2, 0] / np.exp(3.0) < 2
+    np.testing.assert_allclose(off.typical**2, (density @ squares) / density.sum())
+    nowhere = _Off(np.zeros((0, 2)), np.zeros(0))
+    np.testing.assert_array_equal(nowhere.at(density), 0)
+    np.testing.assert_array_equal(nowhere.typical, 0)
 
 
 # Words.

@@ -9,8 +9,10 @@ import pytest
 import malliavin_jax as mj
 from malliavin_jax.fitting.errors import model_variance
 from malliavin_jax.fitting.spline_equations import added
+from malliavin_jax.fitting.spline_fit import FAMILIES, solve_families
 from malliavin_jax.models import fitted
-from malliavin_jax.models.folds import every_other
+from malliavin_jax.models.folds import every_other, make_fold, variances_at
+from malliavin_jax.potentials import spline
 from malliavin_jax.potentials.spline import fit_parts
 from malliavin_jax.samples.summary import box
 
@@ -103,6 +105,54 @@ def test_a_half_without_a_single_point_leaves_a_flat_model():
     np.testing.assert_allclose(fits.potential(jnp.float64, 1).coefficients, 0, atol=1e-12)
 
 
+def test_models_are_compared_where_the_data_are():
+    """A point far out whose gradient no model knows counts for nothing; the same in the middle decides."""
+    samples = make(3, noise=0.5, hessian_noise=0.0)
+    order = np.argsort(np.abs(np.asarray(samples.x[:, 0, 0])))
+
+    def with_wrong_points(where):
+        gradient = samples.gradient.at[where].add(1e3)
+        wrong = eqx.tree_at(lambda s: s.gradient, samples, gradient)
+        return [fitted.make_squares(make_fold(half, None), wrong) for half in fitted._Contest(wrong).halves]
+
+    right, far, near = (with_wrong_points(order[part]) for part in (slice(0), slice(-20, None), slice(20)))
+    assert far == right
+    assert sum(half.points for half in right) == 900
+    assert sum(half.gradient for half in near) > 100 * sum(half.gradient for half in right)
+
+
+def test_a_fine_mesh_takes_third_differences_unless_the_loss_is_analytic(monkeypatch):
+    asked = []
+
+    def solved(shape, parts, starts, families):
+        asked.append(families)
+        found = solve_families(shape, parts, starts, families)
+        return {family: one._replace(criterion=-1e9 * len(asked) - (family == best)) for family, one in found.items()}
+
+    monkeypatch.setattr(spline, "solve_families", solved)
+    monkeypatch.setattr(spline, "_LARGE", 90)
+    for best in ("fifth differences", "Gaussian"):
+        asked.clear()
+        spline.fit_parts([rows(make(0))], np.array([-4.0]), np.array([4.0]))
+        taken = "Gaussian" if best == "Gaussian" else "third differences"
+        assert asked[0] == FAMILIES
+        assert asked[1:] == [(taken,)] * len(asked[1:])
+        assert len(asked) > 1
+
+
+@pytest.mark.parametrize("length", [0.005, 0.1, 0.8])
+def test_exact_residuals_leave_the_choice_of_a_length_to_the_density(length):
+    """Of a model that is right to rounding the ratio's variance is chance; the density's, of a millionth, is added."""
+    samples = make(0, noise=0.0, hessian_noise=0.0)
+    nearly = eqx.tree_at(lambda s: s.gradient, samples, samples.gradient * (1 + 1e-13 * jnp.cos(1e5 * samples.x)))
+    fold, alphas = make_fold(nearly, mj.potentials.Quartic()), jnp.asarray(ALPHAS)
+    estimate = jax.vmap(mj.MalliavinField(samples, mj.Laplace(length), None))(alphas)
+    relative = (estimate.density_stderr / estimate.density) ** 2 + 1 / samples.num_episodes
+    expected = (1e-6 * (ALPHAS + ALPHAS**3)[:, 0]) ** 2 * relative
+    found = variances_at((fold,), alphas, mj.Laplace(length))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-20)
+
+
 def test_the_fit_of_two_parts_is_one_fit():
     samples = make(3)
     halves, low, high = halves_and_box(samples)
@@ -140,7 +190,7 @@ def variance_of(samples, kind="spline"):
     if kind == "spline":
         linear = fit_parts([rows(half) for half in halves], low, high).linear()
     else:
-        linear = linear_polynomial(fitted._fit_polynomials(samples, halves), samples)
+        linear = linear_polynomial(fitted._fit_polynomials(samples, fitted._Contest(samples)), samples)
     return linear, model_variance(linear, samples, ALPHAS)
 
 
@@ -180,7 +230,7 @@ def test_the_variance_of_a_polynomial_is_its_spread_over_data_sets():
             samples,
             (samples.gradient + common, samples.hessian + 2 * common[..., None]),
         )
-        model = fitted._fit_polynomials(samples, (every_other(samples, 0), every_other(samples, 1)))
+        model = fitted._fit_polynomials(samples, fitted._Contest(samples))
         values.append(jax.vmap(model.whole.gradient)(jnp.asarray(ALPHAS[1:-1])))
         if seed % 10 == 0:
             variances.append(model_variance(linear_polynomial(model, samples), samples, ALPHAS[1:-1]).sampling)

@@ -15,10 +15,10 @@ import numpy as np
 import optax
 import pytest
 
-from malliavin_jax._base import checkpoint as _checkpoint
-from malliavin_jax._base.checkpoint import Checkpoint
+from malliavin_jax._base import long_runs
 from malliavin_jax._base.files import write_whole
 from malliavin_jax._base.fingerprint import fingerprint
+from malliavin_jax._base.long_runs import Checkpoint
 from malliavin_jax.chain import runner
 from malliavin_jax.chain.passive import passive_langevin
 from malliavin_jax.chain.rule import langevin
@@ -53,14 +53,14 @@ class Interrupted(BaseException):
 
 def interrupt_after(monkeypatch, saves):
     """Let `saves` checkpoints be written, then stop the run in the write of the next one."""
-    write, count = _checkpoint.write_archive, iter(range(10**6))
+    write, count = long_runs.write_archive, iter(range(10**6))
 
     def counted(*arguments):
         if next(count) >= saves:  # nor is there a write on the way out
             raise Interrupted
         write(*arguments)
 
-    monkeypatch.setattr(_checkpoint, "write_archive", counted)
+    monkeypatch.setattr(long_runs, "write_archive", counted)
 
 
 # --- resuming --------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_interval_may_change_and_the_bar_may_join(tmp_path, capfd):
 def test_default_interval_is_a_tenth(tmp_path):
     steps = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_checkpoint, "write_archive", lambda path, header, arrays: steps.append(int(arrays["done"])))
+        patch.setattr(long_runs, "write_archive", lambda path, header, arrays: steps.append(int(arrays["done"])))
         run(tmp_path / "chain.npz", every=None)
     assert steps == [
         *range(24, 231, 24),
@@ -134,7 +134,7 @@ import jax
 import numpy as np
 jax.config.update("jax_enable_x64", True)
 sys.path.insert(0, {tests!r})
-from test_checkpoint import LONG, run
+from test_long_runs import LONG, run
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
