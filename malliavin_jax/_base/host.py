@@ -49,12 +49,12 @@ def to_host(tree: Any) -> Any:
 def each(function: Callable[..., Any], items: Any) -> Any:
     """`function` of each row of `items`: one compiled loop, or with NumPy a call for each."""
     if isinstance(items, np.ndarray):
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *on_threads(_silently(function), items))
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *on_threads(silently(function), items))
     return lax.map(function, items)
 
 
-def _silently(function: Function) -> Function:
-    """NumPy's silence about what divides by zero is a thread's own."""
+def silently(function: Function) -> Function:
+    """The function as silent as a compiled one about what divides by zero; in NumPy silence is a thread's own."""
 
     @functools.wraps(function)
     def silent(*args: Any) -> Any:
@@ -70,7 +70,7 @@ def here_or_compiled(function: Callable[..., R]) -> Callable[..., R]:
     What is small and asked for once is done before a compiler is. `function` must take either kind of arrays; its
     result has JAX's in both cases. NumPy is as silent as a compiled program: what divides by zero is looked at later.
     """
-    compiled, silent = eqx.filter_jit(function), _silently(function)
+    compiled, silent = eqx.filter_jit(function), silently(function)
 
     @functools.wraps(function)
     def call(here: bool, *args: Any) -> R:

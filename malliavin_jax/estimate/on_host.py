@@ -49,10 +49,10 @@ def for_each_part(function: Callable[[Bank, np.ndarray], Any], bank: Bank, alpha
     return on_threads(functools.partial(_of_group, function, parts), groups)
 
 
+@host.silently
 def _of_group(function: Callable[[Bank, np.ndarray], Any], parts: list[Bank], places: Places) -> list[Any]:
     alpha = np.ascontiguousarray(places.T)[:, :, None, None]
-    with np.errstate(all="ignore"):  # NumPy's silence is a thread's own
-        return [function(part, alpha) for part in parts]
+    return [function(part, alpha) for part in parts]
 
 
 def sums_at(bank: Bank, alphas: Places, localizer: Localizer) -> Sums:

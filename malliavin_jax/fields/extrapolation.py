@@ -97,6 +97,7 @@ def planes_at(
         return value[:, None].astype(places.dtype), np.asarray(tail.stiffness)[side]
     d = places.shape[1]
 
+    @host.silently
     def some(near: Float[np.ndarray, "some d"]) -> tuple[np.ndarray, np.ndarray]:
         square = functools.reduce(np.add, [(tail.x[j] - near[:, j, None]) ** 2 for j in range(d)])
         kernel = 1 / (1 + square / tail.reach**2) ** ((d + 6) // 2)

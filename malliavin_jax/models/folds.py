@@ -117,6 +117,7 @@ class Ratio(eqx.Module):
     def __call__(self, alpha: Vector) -> Estimate:
         return Estimate(*self._of(folded_sums(self.folds, alpha, self.localizer), self.points, self.scale))
 
+    @host.silently
     def on_host(self, alphas: Float[np.ndarray, "alphas d"]) -> Ratios:
         """At many α, with NumPy; whether that is sooner done `on_hand` says."""
         return self._of(_sums_at(self.folds, alphas, self.localizer), *map(np.asarray, (self.points, self.scale)))

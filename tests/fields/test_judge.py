@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import malliavin_jax as mj
-from malliavin_jax.fields.assisted import _Off
+from malliavin_jax.estimate.ratio import Estimate
+from malliavin_jax.fields.assisted import _Off, make_table
+from malliavin_jax.fields.extrapolation import tangent_planes
 from malliavin_jax.fields.judge import against_null, compare, influences, shares
 from malliavin_jax.models.folds import make_fold
 from malliavin_jax.potentials import Potential, Quartic, spline
@@ -239,6 +241,44 @@ def test_a_corrected_table_is_the_model_and_the_correction(coarse):
     np.testing.assert_allclose(at(field, some).value[:, 0], expected, rtol=1e-6, atol=1e-8)
     # The stated error is part of the standard error.
     assert 0 < float(table.interpolation_error[0]) < float(np.min(at(field, some).stderr))
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_a_table_of_a_linear_correction_is_exact_and_adds_the_variance_of_the_model(d):
+    model, slope = Quartic(), jnp.arange(1.0, d + 1)
+    x = jax.random.normal(jax.random.key(0), (50, 1, d))
+    samples = mj.Samples(x, x, jnp.ones((50, 1, d, d)), x, jnp.ones((50, 1), bool))
+    low, high = -jnp.ones(d), 2 * jnp.ones(d)
+
+    def estimate(alpha):
+        value = model.gradient(alpha) + 3 + slope * jnp.sum(alpha)
+        density = jnp.exp(-jnp.sum(alpha**2))
+        return Estimate(value, jnp.full(d, 0.3), density, 0.01 * density, jnp.asarray(True))
+
+    made = {"variance": lambda points: np.full(points.shape, 0.16), "corrects": True}
+    table = make_table(model, estimate, tangent_planes(samples), low, high, **made)
+    alphas = jnp.linspace(-0.9, 1.9, 7)[:, None] * jnp.ones(d)[None]
+    found, expected = (jax.vmap(one)(alphas) for one in (table.ask, estimate))
+    np.testing.assert_allclose(found.value, expected.value, rtol=1e-9)
+    np.testing.assert_allclose(table.interpolation_error, 0, atol=1e-9)
+    np.testing.assert_allclose(found.stderr, 0.5, rtol=1e-6)  # the root of .09 + .16
+
+    def bent(alpha):
+        return eqx.tree_at(lambda e: e.value, estimate(alpha), model.gradient(alpha) + 7 * alpha**2)
+
+    step = 3 / (table.columns.shape[0] - 1)  # a parabola is furthest from its chord half way: by 7 (step/2)²
+    table = make_table(model, bent, tangent_planes(samples), low, high, **made)
+    np.testing.assert_allclose(table.interpolation_error, 7 * (step / 2) ** 2, rtol=1e-6)
+
+
+def test_positions_all_alike_are_no_warning():
+    """Nothing is known of any place, which is said; NumPy divides by zero as silently as a compiled program."""
+    one = jnp.ones((50, 1, 1))
+    samples = mj.Samples(one, one, one[..., None], one, jnp.ones((50, 1), bool))
+    for place in (1.0, 1.5):
+        estimate = mj.MalliavinField(samples)(place)
+        assert not estimate.trusted
+        assert np.isinf(estimate.stderr)
 
 
 def test_errors_between_nodes_go_by_the_density():
