@@ -120,9 +120,14 @@ def cores() -> int:
 
 def on_threads(function: Callable[[T], R], items: Iterable[T], *, most: int | None = None) -> list[R]:
     """`function` of each item, in their order; NumPy and SciPy let go of the interpreter while they compute."""
-    items = list(items)
+    items, double = list(items), jax.config.jax_enable_x64
     workers = min(cores(), most or _MOST_THREADS, len(items))
     if workers < 2:
         return [function(item) for item in items]
+
+    def alike(item: T) -> R:
+        with jax.enable_x64(double):  # as where it was called: the setting is a thread's own
+            return function(item)
+
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(function, items))
+        return list(pool.map(alike, items))

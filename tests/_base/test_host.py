@@ -59,6 +59,13 @@ def test_items_keep_their_order_on_threads():
         on_threads(lambda k: 1 // k, [1, 0])
 
 
+@pytest.mark.parametrize("double", [True, False])
+def test_threads_count_in_the_precision_of_their_caller(double):
+    with jax.enable_x64(double):
+        found = on_threads(lambda k: jax.device_put(np.ones(k + 1)), range(2))
+    assert [array.dtype for array in found] == [np.float64 if double else np.float32] * 2
+
+
 def test_rows_of_numpy_are_taken_one_by_one_and_of_jax_in_one_loop():
     items = np.arange(6.0).reshape(3, 2)
     here = each(lambda row: (row.sum(), row / 0 * 0), items)  # silent, as a compiled program is
