@@ -120,7 +120,7 @@ def cores() -> int:
 
 def on_threads(function: Callable[[T], R], items: Iterable[T], *, most: int | None = None) -> list[R]:
     """`function` of each item, in their order; NumPy and SciPy let go of the interpreter while they compute."""
-    items, double = list(items), jax.config.jax_enable_x64
+    items, double = list(items), jax.dtypes.canonicalize_dtype(np.float64) == np.float64
     workers = min(cores(), most or _MOST_THREADS, len(items))
     if workers < 2:
         return [function(item) for item in items]
