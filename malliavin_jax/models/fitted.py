@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from scipy.linalg import cho_factor, cho_solve
 
 from .._base import host
+from .._base.types import Scalar
 from ..fitting.errors import LinearFit, VarianceTable, polynomial_rows, variance_table
 from ..fitting.monomials import num_terms
 from ..potentials.base import AbstractPotential
@@ -89,17 +90,19 @@ class Squares(NamedTuple):
     points: int
 
 
-def make_squares(fold: Fold, samples: Samples) -> Squares:
+def make_squares(fold: Fold, samples: Samples, radius: Scalar) -> Squares:
     """Those of residuals; of the data themselves where no model was subtracted.
 
-    Points beyond the central nine tenths of all samples do not count: there a spline may be wild and a polynomial is,
-    and what they leave may outweigh all the rest, though no chain goes there and few estimates are trusted."""
+    Points beyond `radius`, the central nine tenths of all samples, do not count: there a spline may be wild and a
+    polynomial is, and what they leave may outweigh all the rest, though no chain goes there and few estimates are
+    trusted.
+    """
     xp: Any = np if host.on_host(fold.bank, samples) else jnp
     x, seen, values, jacobians = (
         xp.asarray(array) for array in (fold.bank.x, fold.bank.observed, fold.bank.values, fold.bank.jacobians)
     )
     distance = distance_from_mean(samples, xp.moveaxis(x, 1, -1))
-    inside = seen & (distance <= xp.asarray(central_radius(samples)))
+    inside = seen & (distance <= xp.asarray(radius))
     gradient = xp.sum(xp.where(inside[:, None], values, 0) ** 2)
     hessian = xp.sum(xp.where(inside[:, None, None], jacobians, 0) ** 2)
     return Squares(float(gradient), float(hessian), int(xp.sum(inside)))
@@ -110,6 +113,7 @@ class _Contest:
 
     def __init__(self, samples: Samples):
         self.samples, self.halves = samples, (every_other(samples, 0), every_other(samples, 1))
+        self.radius = central_radius(samples)
         self.data = self._squares(tuple(make_fold(half, None) for half in self.halves))
         self.without_model = self._score(self.data)
 
@@ -119,7 +123,7 @@ class _Contest:
         return folds, self._score(self._squares(folds))
 
     def _squares(self, folds: tuple[Fold, ...]) -> list[Squares]:
-        return [make_squares(fold, self.samples) for fold in folds]
+        return [make_squares(fold, self.samples, self.radius) for fold in folds]
 
     def _score(self, left: list[Squares]) -> float:
         """−2 log likelihood of residuals of two unknown variances, up to a constant; rounding counts for nothing."""

@@ -113,7 +113,7 @@ def test_models_are_compared_where_the_data_are():
     def with_wrong_points(where):
         gradient = samples.gradient.at[where].add(1e3)
         wrong = eqx.tree_at(lambda s: s.gradient, samples, gradient)
-        return [fitted.make_squares(make_fold(half, None), wrong) for half in fitted._Contest(wrong).halves]
+        return fitted._Contest(wrong).data
 
     right, far, near = (with_wrong_points(order[part]) for part in (slice(0), slice(-20, None), slice(20)))
     assert far == right
