@@ -7,6 +7,8 @@ d·d scalars, each becomes its own contiguous (episodes,) array and a step of a 
 are written once, and beyond three dimensions they run on ordinary arrays.
 """
 
+import functools
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -48,15 +50,37 @@ def unpack(leaves: Leaves, rank: int) -> Tensor:
     """The tensor of equal sides and given rank that `pack` made leaves of."""
     if not isinstance(leaves, tuple):
         return leaves
-    out = np.empty(len(leaves), dtype=object)
-    for index, leaf in enumerate(leaves):
-        out[index] = leaf
     side = round(len(leaves) ** (1 / rank))
-    return out.reshape((side,) * rank)
+    return _as_objects(leaves).reshape((side,) * rank)
+
+
+def _as_objects(leaves: tuple[Any, ...]) -> np.ndarray:
+    out = np.empty(len(leaves), dtype=object)
+    for index, leaf in enumerate(leaves):  # NumPy would try to read a whole tuple of traced scalars as numbers
+        out[index] = leaf
+    return out
+
+
+def pack_lower(tensor: Tensor) -> Leaves:
+    """`pack` of the lower triangles of the last two axes: what is zero, or stands there twice, is not carried."""
+    return tuple(tensor[(..., *np.tril_indices(len(tensor)))].ravel()) if isinstance(tensor, np.ndarray) else tensor
+
+
+def unpack_lower(leaves: Leaves, dim: int, *, mirror: bool = False) -> Tensor:
+    """The tensor that `pack_lower` made leaves of; above the diagonal are zeros, or, with `mirror`, what is below."""
+    if not isinstance(leaves, tuple):
+        return leaves
+    rows, columns = np.tril_indices(dim)
+    triangles = _as_objects(leaves).reshape(-1, len(rows))
+    out = np.zeros((len(triangles), dim, dim), dtype=int).astype(object)
+    if mirror:
+        out[:, columns, rows] = triangles
+    out[:, rows, columns] = triangles
+    return out[0] if len(out) == 1 else out
 
 
 def zeros(dim: int, rank: int, dtype: Any) -> Leaves:
-    """Leaves of a zero tensor."""
+    """Leaves of a zero tensor with all its entries."""
     if dim > UNROLL_UP_TO:
         return jnp.zeros((dim,) * rank, dtype)
     return tuple(jnp.zeros((), dtype) for _ in range(dim**rank))
@@ -65,9 +89,32 @@ def zeros(dim: int, rank: int, dtype: Any) -> Leaves:
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product a b, in all bits of its numbers: unmarked, a TPU or a GPU would round them to eight or eleven."""
     arrays = [tensor for tensor in (a, b) if isinstance(tensor, np.ndarray)]
-    if len(arrays) == 2 or any(array.dtype == object for array in arrays):
+    if any(array.dtype == object for array in arrays):
+        return _dot(a, b)
+    if len(arrays) == 2:
         return a @ b
     return jnp.matmul(a, b, precision=HIGHEST)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` of object arrays, without the products and sums of which it is known now that they change nothing."""
+    if b.ndim > 2:
+        return np.stack([_dot(a, matrix) for matrix in b])
+    out = np.empty((*a.shape[:-1], *b.shape[1:]), dtype=object)
+    for index in np.ndindex(out.shape):
+        row, column = a[index[: a.ndim - 1]], b[(slice(None), *index[a.ndim - 1 :])]
+        terms = [x if _is(1, y) else y if _is(1, x) else x * y for x, y in zip(row, column, strict=True) if _both(x, y)]
+        out[index] = functools.reduce(operator.add, terms) if terms else 0
+    return out if out.ndim else out[()]
+
+
+def _is(number: int, entry: Any) -> bool:
+    """Whether an entry is this number already now, as in an identity or beside a diagonal."""
+    return isinstance(entry, int) and entry == number
+
+
+def _both(x: Any, y: Any) -> bool:
+    return not (_is(0, x) or _is(0, y))
 
 
 def einsum(formula: str, *arrays: Any) -> Any:
@@ -83,7 +130,7 @@ def scale(tensor: Tensor, factor: Any) -> Tensor:
         return tensor * factor
     out = np.empty(tensor.shape, dtype=object)
     for index in np.ndindex(tensor.shape):
-        out[index] = tensor[index] * factor
+        out[index] = 0 if _is(0, tensor[index]) else tensor[index] * factor
     return out
 
 
@@ -101,11 +148,11 @@ def inverse(matrix: Tensor) -> Tensor:
     return scale(_adjugate(matrix), 1 / _determinant(matrix))
 
 
-def factor_with_identity(B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """R, W and V with R lower triangular, R Rᵀ = B Bᵀ + I, W = R⁻¹B and V = R⁻¹.
+def factor_with_identity(B: Tensor) -> tuple[Tensor, Tensor]:
+    """R and V = R⁻¹ with R lower triangular and R Rᵀ = B Bᵀ + I.
 
-    [W V] are the rows of [B I] made orthonormal one after another; each is cleared of the earlier ones twice, after
-    which rounding has left nothing to clear.
+    The rows of [B I] are made orthonormal one after another, each cleared of the earlier ones twice, after which
+    rounding has left nothing to clear; they are then those of [VB V].
     """
     side = len(B)
     identity = eye(B)
@@ -115,27 +162,13 @@ def factor_with_identity(B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         found: list[Any] = [0] * side
         for _ in range(2):
             for j, earlier in enumerate(rows):
-                along = (row * earlier).sum()
+                along = matmul(row, earlier)
                 found[j] = found[j] + along
                 row = row - scale(earlier, along)
-        found[i] = jnp.sqrt((row * row).sum())
+        found[i] = jnp.sqrt(matmul(row, row))
         rows.append(scale(row, 1 / found[i]))
         coefficients.append(found)
-    stacked = _stack(rows)
-    return _matrix(coefficients, B), stacked[:, :side], stacked[:, side:]
-
-
-def inverse_of_lower(R: Tensor) -> Tensor:
-    """The inverse of a lower triangular matrix, by forward substitution."""
-    side = len(R)
-    rows: list[Any] = []
-    identity = eye(R)
-    for i in range(side):
-        rest = identity[i]
-        for j, earlier in enumerate(rows):
-            rest = rest - scale(earlier, R[i, j])
-        rows.append(scale(rest, 1 / R[i, i]))
-    return _stack(rows)
+    return _matrix(coefficients, B), _stack(rows)[:, side:]
 
 
 def _join(a: Tensor, b: Tensor) -> Tensor:
@@ -148,13 +181,12 @@ def _stack(rows: list[Tensor]) -> Tensor:
 
 def _matrix(entries: list[list[Any]], like: Tensor) -> Tensor:
     """A matrix of scalars, of the kind of `like`."""
-    dtype = entries[0][0].dtype
-    typed = [[jnp.asarray(entry, dtype) for entry in row] for row in entries]
     if not isinstance(like, np.ndarray):
-        return jnp.stack([jnp.stack(row) for row in typed])
-    out = np.empty((len(typed), len(typed)), dtype=object)
+        dtype = entries[0][0].dtype
+        return jnp.stack([jnp.stack([jnp.asarray(entry, dtype) for entry in row]) for row in entries])
+    out = np.empty((len(entries), len(entries)), dtype=object)
     for i, j in np.ndindex(out.shape):
-        out[i, j] = typed[i][j]
+        out[i, j] = entries[i][j]
     return out
 
 

@@ -17,17 +17,23 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._base import small_tensors
-from .._base.small_tensors import Leaves, matmul, unroll
+from .._base.small_tensors import Leaves, Tensor, matmul, unroll
 from .._base.types import Vector
 from ..learner.learner import Transition
 from .third_derivative import Third, check_third, jacobian, matrices, rank_one, relative_size, scaled_noise, trace_term
 
 
 class CanonicalState(NamedTuple):
-    """F is a vector, R a matrix, E has three indices; in one dimension R stands for A itself."""
+    """F is a vector, R and V = R⁻¹ are lower triangular, E has the index r first and is symmetric in the other two.
+
+    In one dimension R stands for A itself. V is carried because XLA's CPU backend makes one loop for each array that a
+    scan carries, and computes in it all that the array depends on and that is not carried: each entry of E would make
+    R⁻¹ anew.
+    """
 
     F: Leaves
     R: Leaves
+    V: Leaves
     E: Leaves
 
 
@@ -37,7 +43,7 @@ class Canonical(eqx.Module):
     With T_abp = ε ∂_a∂_b∂_p L(X_k) and every right-hand side taken before the step,
 
         F ← M F + ξ_{k+1}/σ + T:A           (T:A)_b = Σ_{a,p} T_abp A_ap
-        E ← (M⊗M⊗M) E + Q                   Q_qrs = Σ_{p,c} (MA)_qp T_rcp (MA)_sc
+        E ← (M⊗M⊗M) E + Q                   Q_qrs = Σ_{p,c} (MA)_qp T_rcp (MA)_sc, symmetric in q and s as T is
         A ← M A M + I
         S = A⁻¹ (F − e1 − e2)               e1_s = Σ_{q,r} (A⁻¹)_qr E_qrs,  e2_r = Σ_{q,s} (A⁻¹)_qs E_qrs
 
@@ -83,53 +89,71 @@ class Canonical(eqx.Module):
         """The state before the first step: all zero."""
         if dim > 1 and self.third in ("divided", "ito"):
             raise ValueError(f"third={self.third!r} serves Canonical in one dimension only, got d = {dim}")
-        return CanonicalState(*(small_tensors.zeros(dim, rank, dtype) for rank in (1, 2, 3)))
+        F, R, E = (small_tensors.zeros(dim, rank, dtype) for rank in (1, 2, 3))
+        R, E = (small_tensors.pack_lower(small_tensors.unpack(*whole)) for whole in ((R, 2), (E, 3)))
+        return CanonicalState(F, R, () if dim == 1 else R, E)
 
     def step(self, state: CanonicalState, transition: Transition) -> CanonicalState:
         """The recursion above, one step on."""
-        F, R, E = (small_tensors.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
         M, noise = jacobian(matrices(transition).before, transition), scaled_noise(transition)
         if len(M) == 1:
-            return self._step_on_the_line(F[0], R[0, 0], E[0, 0, 0], M[0, 0], noise[0], transition)
+            return self._step_on_the_line(state, M[0, 0], noise[0], transition)
+        F, R, _, E = _tensors(state)
         size = relative_size(transition)
+        MR = matmul(M, R)
         if size is None:
-            R_next, W, V = small_tensors.factor_with_identity(matmul(M, R))
-        else:  # [MR √r I] = R⁺ [W √r R⁺⁻¹]; V stands for R⁺⁻¹ below
+            R_next, V = small_tensors.factor_with_identity(MR)
+        else:  # A ← M A M + r I is √r times the factor of MA M/r + I
             root = jnp.sqrt(size)
-            R_next, W, V = small_tensors.factor_with_identity(small_tensors.scale(matmul(M, R), 1 / root))
+            R_next, V = small_tensors.factor_with_identity(small_tensors.scale(MR, 1 / root))
             R_next, V = small_tensors.scale(R_next, root), small_tensors.scale(V, 1 / root)
             noise = small_tensors.scale(noise, size)
+        W = matmul(V, MR)
         Y = matmul(W, R.T)  # V M A
         if callable(self.third):
             T = unroll(transition.step_size * self.third(transition.before.x))
             drift = (T * matmul(R, R.T)[:, None, :]).sum((0, 2))
             turned = matmul(V, T.reshape(len(V), -1)).reshape(T.shape)
-            Q = matmul(Y, matmul(turned, Y.T)).transpose(2, 0, 1)
+            Q = matmul(Y, matmul(turned, Y.T))
         else:
-            K, y = rank_one(self.third, transition)  # T_abp = K_ab y_p
+            # T_abp = K_ab y_p. Of the indices of T_rcp the noise has c or p, half each: with r, by which V goes, it is
+            # off ten times as much (V depends on the same noise).
+            K, y = rank_one(self.third, transition)
             drift = matmul(K, matmul(R, matmul(R.T, y)))
-            Q = matmul(Y, y)[:, None, None] * matmul(matmul(V, K), Y.T)[None, :, :]
-        for _ in range(3):  # W on the first index, then the indices turn
-            E = matmul(W, E.reshape(len(W), -1)).reshape(E.shape).transpose(1, 2, 0)
-        return CanonicalState(*map(small_tensors.pack, (matmul(W, F) + matmul(V, noise + drift), R_next, E + Q)))
+            P = matmul(matmul(V, K), small_tensors.scale(Y.T, 0.5))[:, :, None] * matmul(Y, y)[None, None, :]
+            Q = P + P.transpose(0, 2, 1)
+        turned = matmul(W, E.reshape(len(W), -1)).reshape(E.shape)
+        return CanonicalState(
+            small_tensors.pack(matmul(W, F) + matmul(V, noise + drift)),
+            small_tensors.pack_lower(R_next),
+            small_tensors.pack_lower(V),
+            small_tensors.pack_lower(matmul(W, matmul(turned, W.T)) + Q),
+        )
 
-    def _step_on_the_line(self, F: Any, A: Any, E: Any, m: Any, noise: Any, transition: Transition) -> CanonicalState:
+    def _step_on_the_line(self, state: CanonicalState, m: Any, noise: Any, transition: Transition) -> CanonicalState:
         """One dimension: the first recursion, with numbers for tensors."""
+        (F,), (A,), _, (E,) = state
         if callable(self.third):
             b = transition.step_size * self.third(transition.before.x)[0, 0, 0]
         else:
             b = trace_term(self.third, transition)[0]
         size, mA = relative_size(transition), m * A
         noise, floor = (noise, 1) if size is None else (size * noise, size)
-        return CanonicalState(
-            *((leaf,) for leaf in (m * F + noise + b * A, m * mA + floor, m * m * m * E + mA * b * mA))
-        )
+        return CanonicalState((m * F + noise + b * A,), (m * mA + floor,), (), (m * m * m * E + mA * b * mA,))
 
     def weight(self, state: CanonicalState) -> Vector:
         """S after the last step taken."""
-        F, R, E = (small_tensors.unpack(leaves, rank) for leaves, rank in zip(state, (1, 2, 3), strict=True))
-        if len(F) == 1:
-            return small_tensors.roll((F - 2 * E[0, 0] / R[0]) / R[0])
+        if len(state.F) == 1:
+            (F,), (A,), _, (E,) = state
+            return jnp.stack([(F - 2 * E / A) / A])
+        F, _, V, E = _tensors(state)
         pairs = range(len(F))
-        traced = F - sum(E[q, q] for q in pairs) - sum(E[q, :, q] for q in pairs)
-        return small_tensors.roll(matmul(small_tensors.inverse_of_lower(R).T, traced))
+        traced = F - sum(E[q, q] for q in pairs) - sum(E[:, q, q] for q in pairs)
+        return small_tensors.roll(matmul(V.T, traced))
+
+
+def _tensors(state: CanonicalState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """F, R, V and E[r, q, s] to compute with."""
+    dim = len(state.F)
+    R, V = (small_tensors.unpack_lower(leaves, dim) for leaves in (state.R, state.V))
+    return small_tensors.unpack(state.F, 1), R, V, small_tensors.unpack_lower(state.E, dim, mirror=True)

@@ -135,6 +135,7 @@ def canonical(path, third):
         M = np.eye(d) - eps * h
         B = M @ B + np.einsum("abp,ap->b", T, A)
         Q = np.einsum("qp,rcp,sc->qrs", M @ A, T, M @ A)
+        Q = (Q + Q.transpose(2, 1, 0)) / 2  # ∂³L is symmetric, its estimate is made so
         E = np.einsum("qa,rb,sc,abc->qrs", M, M, M, E) + Q
         J = M @ J + z
         A = M @ A @ M + np.eye(d)
