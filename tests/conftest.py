@@ -8,16 +8,10 @@ import os
 import shutil
 import signal
 import tempfile
-from importlib.metadata import version
 
-os.environ.setdefault(
-    "XLA_FLAGS",
-    # The compiler optimises nothing: it is most of the time of the tests, and what it makes is slower but as right.
-    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true "
-    # Later compilers do not know this one, and die of what they do not know.
-    + ("--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
-)
+import compiler
+
+os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {compiler.QUICK}")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers share the cores: threads of one would wait for another's
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Most of the time goes to the compiler: what one worker compiles serves the others, and the processes they start.
@@ -36,6 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+gc.set_threshold(100_000, 50, 100)  # looking through millions of objects for cycles is not what is tested
 
 with jaxtyping.install_import_hook("malliavin_jax", "beartype.beartype"):
     import malliavin_jax  # noqa: F401
@@ -84,10 +80,19 @@ def key(request):
     return jax.random.key(request.param)
 
 
+@contextlib.contextmanager
+def unchecked():
+    """Without checks of shapes and types: for a loop over data sets, once they were checked on one."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
 @pytest.fixture
 def no_type_checks():
     """The tests check shapes and types on entry; users do not, and must meet our own messages."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
+    with unchecked():
+        yield

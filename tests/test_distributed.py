@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiler
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ def assert_close(got, expected):
 def child(call, devices, first=""):
     """A process that calls a function of this file, with so many devices; `first` is what it does before importing."""
     here, package = Path(__file__).parent, Path(mj.__file__).parents[1]
-    flags = f"{NO_FUSING} --xla_force_host_platform_device_count={devices}"
+    flags = f"{compiler.QUICK} {NO_FUSING} --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-c", f"import jax; {first}\nimport test_distributed; test_distributed.{call}"],
         cwd=here, env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(package), "JAX_ENABLE_X64": "1"},
@@ -157,7 +158,7 @@ def test_two_processes_against_one_and_then_one_dies(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    begin = f"jax.distributed.initialize('localhost:{port}', 2, {{}}, heartbeat_timeout_seconds=10)"
+    begin = f"jax.distributed.initialize('localhost:{port}', 2, {{}}, heartbeat_timeout_seconds=5)"
     pair = [child(f"one_of_two({rank}, {str(tmp_path)!r})", 2, first=begin.format(rank)) for rank in (0, 1)]
     try:
         (out, err), (other_out, other_err) = map(ends, pair)

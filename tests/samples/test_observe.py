@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiler
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -154,7 +155,7 @@ EVERY_CASE = list(itertools.product([1, 2, 3, 4], ["float32", "float64"], PATTER
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the flag is for x86")
 def test_bit_for_bit_without_fused_multiply_add(cases):
     """AVX without AVX2 has no fused multiply-add: then all is equal, key for key and bit for bit."""
-    flags = "--xla_cpu_max_isa=AVX --xla_force_host_platform_device_count=2"
+    flags = f"{compiler.QUICK} --xla_cpu_max_isa=AVX --xla_force_host_platform_device_count=2"
     child = subprocess.run(
         [sys.executable, "-c", f"import conftest, test_observe; test_observe.bit_for_bit({cases})"],
         cwd=Path(__file__).parent, env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parents[1])},
