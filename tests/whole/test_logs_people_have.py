@@ -9,7 +9,7 @@ from logs import quartic_log
 
 import malliavin_jax as mj
 
-SIZE, STEPS, EPISODES = 0.02, 30, 400
+SIZE, STEPS, EPISODES = 0.02, 30, 300
 ALPHAS = np.stack(np.meshgrid([-0.5, 0.0, 0.5], [-0.4, 0.4], indexing="ij"), -1).reshape(-1, 2)
 
 
@@ -55,11 +55,11 @@ def run(gradient, rows, seed, recorder):
 
 @pytest.mark.parametrize("problem", [logistic, network])
 def test_minibatch_loops_without_hessians(tmp_path, problem):
-    """Four logs, 48 intervals of 95 %, those of a log sharing much of their error: 40 must hold, and none be far."""
+    """Three logs, 36 intervals of 95 %, those of a log sharing much of their error: 30 must hold, and none be far."""
     gradient, rows = problem()
     truth = np.stack([gradient(alpha, np.arange(rows)) for alpha in ALPHAS])
     z = []
-    for seed in range(4):
+    for seed in range(3):
         with mj.io.Recorder(tmp_path / str(seed), step_size=SIZE) as recorder:
             run(gradient, rows, seed, recorder)
         recording = mj.io.load(tmp_path / str(seed))
@@ -68,7 +68,7 @@ def test_minibatch_loops_without_hessians(tmp_path, problem):
         got = jax.jit(jax.vmap(field))(jnp.asarray(ALPHAS, recording.dtype))
         assert np.all(np.asarray(got.trusted))
         z.append((np.asarray(got.value) - truth) / np.asarray(got.stderr))
-    assert np.mean(np.abs(z) < 1.96) > 0.83
+    assert np.mean(np.abs(z) < 1.96) >= 30 / 36
     assert np.max(np.abs(z)) < 5
 
 
