@@ -168,9 +168,10 @@ class Program:
             return size_of(one.shape) + sum(map(size_of, inputs))
         written, total = size_of(one.shape), 0.0
         for parameter in (entry for entry in body.values() if entry.kind == "parameter"):
-            users = [entry for entry in body.values() if parameter.name in entry.operands]
+            names = _under_other_shapes(parameter.name, body)
+            users = [u for u in body.values() if u.kind != "bitcast" and names & set(u.operands)]
             partial = [u for u in users if u.kind in ("dynamic-slice", "slice", "gather", "dynamic-update-slice")]
-            if users and len(partial) == len(users) and all(u.operands[0] == parameter.name for u in partial):
+            if users and len(partial) == len(users) and all(u.operands[0] in names for u in partial):
                 for user in partial:
                     if user.kind == "dynamic-update-slice":
                         update = size_of(body[user.operands[1]].shape)
@@ -195,3 +196,12 @@ class Program:
         if one.kind in ("reduce", "reduce-window", "scatter", "sort"):
             return elements(table[one.operands[0]].shape) if one.operands[0] in table else elements(one.shape)
         return 0 if one.kind in MOVES else elements(one.shape)
+
+
+def _under_other_shapes(name: str, body: dict[str, Instruction]) -> set[str]:
+    """The names of a parameter: its own, and those of bitcasts, which only see it in another shape."""
+    names = {name}
+    for one in body.values():  # operands come before their users
+        if one.kind == "bitcast" and one.operands[0] in names:
+            names.add(one.name)
+    return names

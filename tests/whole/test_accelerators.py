@@ -67,6 +67,13 @@ def test_work_is_counted_at_every_turn(hlo, known, turns):
     assert work.unknown_loops == 0
 
 
+def test_a_store_in_another_shape_is_still_written_in_place(hlo):
+    shaped = TEXT.replace("KNOWN", "").replace("dynamic-update-slice(%a,", "dynamic-update-slice(%seen,")
+    line = "  %doubled ="
+    text = shaped.replace(line, f"  %seen = f32[100,6,256]{{2,1,0}} bitcast(%a)\n{line}", 1)
+    assert hlo.Program(text).work() == hlo.Program(TEXT.replace("KNOWN", "")).work()
+
+
 def test_a_loop_of_unknown_length_is_named(hlo):
     text = TEXT.replace("KNOWN", "").replace("constant(50)", "get-tuple-element(%state.1), index=0")
     work = hlo.Program(text).work()
