@@ -1,6 +1,6 @@
 """How fast is the passive chain, per chain and step?
 
-Run `python benchmarks/chain.py` (some six minutes). A bank of 5000 episodes drives 256 chains of 2300 steps, against
+Run `python benchmarks/chain.py` (a minute and a half). A bank of 5000 episodes drives 256 chains of 2300 steps, against
 NumPy evaluating the same ratio over all samples; in two and three dimensions the default field, a fitted model, against
 the whole correction, which sums over all samples; fresh episodes at every step (the paper's Algorithm 1), against NumPy
 simulating and weighing them; and the chain's own overhead against blackjax's SGLD on the true gradient. Written to

@@ -1,6 +1,6 @@
 """How long does one wait for the compiler?
 
-Run `python benchmarks/compile.py` (some five minutes; `--fast` for two of the cases). Every case is a process of its
+Run `python benchmarks/compile.py` (a minute and a half; `--fast` for two of the cases). Every case is a process of its
 own, with nothing compiled before and no cache on disk, and goes through what a user does first: observe, make a field,
 ask it, and then the same again with other numbers. Printed for each stage, and written to results/compile.json: seconds
 by the clock and of the processor, of which tracing, lowering and compiling, and how many programs of what size (bytes

@@ -1,6 +1,6 @@
 """Do the 95 % intervals hold the truth 95 % of the time?
 
-Run `python benchmarks/coverage.py` (half an hour on two cores; `--fast` for a glance). For each loss, number of
+Run `python benchmarks/coverage.py` (an hour on two cores; `--fast` for a glance). For each loss, number of
 episodes and noise of the gradients, 20 data sets are observed, and intervals of ± 1.96 standard errors are held against
 the true gradient at places where the estimate is trusted; also with symmetric Gaussian noise of sd 3 on every entry of
 the observed Hessians, and for a logistic regression whose learner sees minibatches. It prints the table, with means and

@@ -139,7 +139,7 @@ class Spline(AbstractPotential):
 
         @functools.cache
         def derivative(*orders: int) -> Scalar:
-            # One sum of products: many small matrix products under `vmap` take six times as long.
+            # One sum of products: many small matrix products under `vmap` are slow.
             shares = [
                 scaled[i][order].reshape(*(1,) * i, SUPPORT, *(1,) * (d - 1 - i)) for i, order in enumerate(orders)
             ]

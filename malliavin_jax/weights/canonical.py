@@ -116,8 +116,8 @@ class Canonical(eqx.Module):
             turned = matmul(V, T.reshape(len(V), -1)).reshape(T.shape)
             Q = matmul(Y, matmul(turned, Y.T))
         else:
-            # T_abp = K_ab y_p. Of the indices of T_rcp the noise has c or p, half each: with r, by which V goes, it is
-            # off ten times as much (V depends on the same noise).
+            # T_abp = K_ab y_p. Of the indices of T_rcp the noise has c or p, half each, and not r, on which V acts:
+            # V depends on the same noise, and the product would not average out.
             K, y = rank_one(self.third, transition)
             drift = matmul(K, matmul(R, matmul(R.T, y)))
             P = matmul(matmul(V, K), small_tensors.scale(Y.T, 0.5))[:, :, None] * matmul(Y, y)[None, None, :]
